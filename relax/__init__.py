@@ -1,0 +1,1 @@
+"""The runtime: what injects processes, files and accelerators into :mod:`relax_core`."""

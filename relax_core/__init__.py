@@ -1,0 +1,1 @@
+"""Pure, shape-typed functions for reinforcement-learning post-training."""
