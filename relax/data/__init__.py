@@ -1,0 +1,1 @@
+"""Prompts, tokens and samples: what moves between the stages."""
