@@ -1,0 +1,77 @@
+"""Prompts from a JSON-lines file, and the order in which they are drawn."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from relax.data.seeds import derived_seed
+from relax.errors import RelaxError
+
+Record = Mapping[str, object]
+
+
+def read_records(path: Path, text_keys: Sequence[str]) -> tuple[Record, ...]:
+    """The objects of a JSON-lines file, each holding a non-empty text under every one of `text_keys`.
+
+    Errors: `RelaxError` naming file, line and key, for a missing, empty or malformed file.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise RelaxError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RelaxError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    records = tuple(
+        _record(path, number, line, text_keys) for number, line in enumerate(lines, start=1) if line.strip()
+    )
+    if not records:
+        raise RelaxError(f"{path}: holds no records; expected one JSON object a line with {_keys(text_keys)}")
+    return records
+
+
+def _record(path: Path, number: int, line: str, text_keys: Sequence[str]) -> Record:
+    where = f"{path}, line {number}"
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RelaxError(f"{where}: not JSON ({error.msg} at column {error.colno}): {line[:60]!r}") from None
+    if not isinstance(record, dict):
+        raise RelaxError(f"{where}: expected a JSON object with {_keys(text_keys)}, got {line[:60]!r}")
+    for key in text_keys:
+        if key not in record:
+            raise RelaxError(f"{where}: has no key {key!r}; its keys are {sorted(record)}")
+        if not isinstance(record[key], str) or not record[key]:
+            raise RelaxError(f"{where}: {key!r} must be a non-empty text, got {record[key]!r}")
+    return record
+
+
+def _keys(text_keys: Sequence[str]) -> str:
+    return " and ".join(repr(key) for key in text_keys)
+
+
+@attrs.frozen
+class DrawOrder:
+    """Draws `count` items epoch by epoch, each epoch in a fresh order that only `seed` decides.
+
+    The state is a position: the number of items drawn since the beginning.
+    """
+
+    count: int
+    seed: int
+    name: str
+
+    def take(self, position: int, amount: int) -> list[int]:
+        """The indices of the draws `position` to `position + amount`."""
+        return [self._epoch(at // self.count)[at % self.count] for at in range(position, position + amount)]
+
+    def _epoch(self, epoch: int) -> tuple[int, ...]:
+        return _permutation(self.count, derived_seed(self.seed, self.name, epoch))
+
+
+@lru_cache(maxsize=4)
+def _permutation(count: int, seed: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).permutation(count).tolist())

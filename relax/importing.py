@@ -1,0 +1,39 @@
+"""Functions that a user names on the command line."""
+
+import importlib
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from relax.errors import RelaxError
+
+
+def import_function(path: str, flag: str) -> Callable[..., object]:
+    """The function at a dotted path such as `my_rewards.score`, looked for beside the user and on `PYTHONPATH`.
+
+    Errors: `RelaxError` naming flag and path if it cannot be imported, is not callable, or could not be found again
+    by name in another process (a lambda, a closure, a bound object).
+    """
+    module_name, _, name = path.rpartition(".")
+    if not module_name:
+        raise RelaxError(f"{flag} {path}: expected module.function, for instance my_rewards.score")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # a console script's own folder comes first there, not the user's
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything
+        raise RelaxError(f"{flag} {path}: importing {module_name} failed: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if function is None:
+        raise RelaxError(f"{flag} {path}: {module.__file__} has no {name!r}")
+    if not callable(function):
+        raise RelaxError(f"{flag} {path}: {name!r} is a {type(function).__name__}, not a function")
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise RelaxError(
+            f"{flag} {path}: another process could not import it by name ({error}); define it with def, at module level"
+        ) from error
+    return function

@@ -1,0 +1,1 @@
+"""Reward functions that ship, and the way to a user's own."""

@@ -1,0 +1,62 @@
+"""Calls a reward function on samples and refuses, at once and by name, whatever is not a mapping of real numbers."""
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from relax.data.samples import Sample
+from relax.errors import RelaxError
+from relax.importing import import_function
+from relax_core.rewards import component_matrix
+
+
+@attrs.frozen
+class RewardFunction:
+    """A user's `function(sample) -> {key: number}`; every mapping must hold `keys`."""
+
+    path: str
+    function: Callable[[Sample], object]
+    keys: tuple[str, ...]
+
+    @classmethod
+    def load(cls, path: str, keys: Sequence[str]) -> "RewardFunction":
+        """Import the function at the dotted `path`. Errors: `RelaxError`."""
+        return cls(path, import_function(path, "--custom-rm-path"), tuple(dict.fromkeys(keys)))
+
+    def score(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples with their rewards.
+
+        Errors: `RelaxError` naming the function, the sample (prompt and response) and the key and value at fault.
+        """
+        scored = [attrs.evolve(sample, rewards=self._call(sample)) for sample in samples]
+        self._check(scored)
+        return scored
+
+    def _call(self, sample: Sample) -> Mapping[str, object]:
+        try:
+            rewards = self.function(sample)
+        except Exception as error:  # a user's function may raise anything; where it did is what helps
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(frame.filename).name}, line {frame.lineno}"
+            raise RelaxError(f"{self._of(sample)}: {type(error).__name__}: {error} ({place})") from error
+        if not isinstance(rewards, Mapping):
+            raise RelaxError(f"{self._of(sample)}: returned {rewards!r}, expected a mapping with the keys {self.keys}")
+        return rewards
+
+    def _check(self, samples: Sequence[Sample]) -> None:
+        try:
+            component_matrix([sample.rewards for sample in samples], self.keys)
+        except (TypeError, ValueError):
+            # The whole batch was checked in one call; now find which sample it was, to show it.
+            for sample in samples:
+                try:
+                    component_matrix([sample.rewards], self.keys)
+                except (TypeError, ValueError) as error:
+                    raise RelaxError(f"{self._of(sample)}: {error}; it returned {sample.rewards!r}") from error
+            raise
+
+    def _of(self, sample: Sample) -> str:
+        text = str(sample.prompt.get("prompt", ""))
+        return f"--custom-rm-path {self.path}, group {sample.group}, prompt {text[:60]!r}, response {sample.response[:60]!r}"

@@ -1,0 +1,1 @@
+"""Where roles meet: `local` runs them in one process."""
