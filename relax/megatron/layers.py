@@ -1,0 +1,97 @@
+"""The parts of a Megatron transformer layer that are ours: core attention, rotation before caching, the layer spec."""
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class CoreAttention(MegatronModule):  # type: ignore[misc]
+    """softmax(Q K^T / sqrt(d)) V by torch's fused kernel, grouped queries included.
+
+    Causal over whole sequences. A decoding step (one query position on cached keys) sees all keys that
+    `attention_mask`, added to the scores and of shape [batch, 1, 1, keys], leaves finite; None hides none.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        cp_comm_type: str | None,
+        softmax_scale: float | None,
+        pg_collection: object,
+    ) -> None:
+        super().__init__(config=config)
+        if config.context_parallel_size > 1:
+            raise ValueError("this core attention sees only its own rank's keys: context parallelism is not available")
+        self.scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        attn_mask_type: AttnMaskType,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: object = None,
+    ) -> Tensor:
+        """Query [time, batch, heads, d], key and value [keys, batch, groups, d] -> [time, batch, heads * d]."""
+        time, batch, heads, _ = query.shape
+        key, value = key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
+        if attn_mask_type is AttnMaskType.no_mask:
+            # One position: the heads that share a key are that key's queries, and nothing needs to be repeated.
+            query = query.view(batch, key.shape[1], heads // key.shape[1], -1)
+            context = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=self.scale)
+            return context.reshape(1, batch, -1)
+        context = scaled_dot_product_attention(
+            query.permute(1, 2, 0, 3), key, value, is_causal=True, scale=self.scale, enable_gqa=key.shape[1] != heads
+        )
+        return context.permute(2, 0, 1, 3).reshape(time, batch, -1)
+
+
+def rotate(states: Tensor, rotation: Rotation) -> Tensor:
+    """RoPE (Su et al. 2021, arXiv:2104.09864), half-split layout: [..., d] states, `(cos, sin)` of [..., d / 2]."""
+    cos, sin = rotation
+    first, second = states.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class RotatedSelfAttention(SelfAttention):  # type: ignore[misc]
+    """Megatron's self-attention, except that keys enter the cache already rotated.
+
+    Megatron rotates all cached keys anew for every token it decodes; here a token costs one rotation, and each row of
+    a batch may stand at a position of its own.
+    """
+
+    def _adjust_key_value_for_inference(
+        self,
+        inference_context: object,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rotary_pos_emb: Rotation,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        query, key = rotate(query, rotary_pos_emb), rotate(key, rotary_pos_emb)
+        return super()._adjust_key_value_for_inference(inference_context, query, key, value, None, *args, **kwargs)
+
+
+def layer_spec() -> ModuleSpec:
+    """One Qwen3 layer: Megatron's local modules with the two attention modules above."""
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
+    spec.submodules.self_attention.module = RotatedSelfAttention
+    spec.submodules.self_attention.submodules.core_attention = CoreAttention
+    return spec

@@ -1,0 +1,122 @@
+"""The policy: a Megatron-core GPTModel of the Qwen3 architecture."""
+
+import attrs
+import torch
+from attrs import validators
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn import functional
+
+from relax.megatron import shim
+from relax.megatron.layers import Rotation, layer_spec
+
+_positive = validators.gt(0)
+_positive_float = validators.gt(0.0)
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """Size of a Qwen3 model (arXiv:2505.09388): RMSNorm, query and key norm, SwiGLU, grouped-query attention, RoPE."""
+
+    vocab_size: int = attrs.field(validator=_positive, metadata={"help": "number of token ids"})
+    num_layers: int = attrs.field(default=4, validator=_positive, metadata={"help": "transformer layers"})
+    hidden_size: int = attrs.field(default=128, validator=_positive, metadata={"help": "width of the residual stream"})
+    num_attention_heads: int = attrs.field(default=4, validator=_positive, metadata={"help": "query heads"})
+    num_query_groups: int = attrs.field(default=2, validator=_positive, metadata={"help": "key and value heads"})
+    ffn_hidden_size: int = attrs.field(default=384, validator=_positive, metadata={"help": "width inside the MLP"})
+    kv_channels: int = attrs.field(default=32, validator=_positive, metadata={"help": "width of one head"})
+    max_position_embeddings: int = attrs.field(
+        default=256, validator=_positive, metadata={"help": "longest sequence, prompt and response, in tokens"}
+    )
+    rotary_base: float = attrs.field(
+        default=10000.0, validator=_positive_float, metadata={"help": "base period of RoPE"}
+    )
+    norm_epsilon: float = attrs.field(default=1e-6, validator=_positive_float, metadata={"help": "epsilon of RMSNorm"})
+    tie_embeddings: bool = attrs.field(default=True, metadata={"help": "share input and output embeddings"})
+
+    def __attrs_post_init__(self) -> None:
+        if self.num_attention_heads % self.num_query_groups:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_query_groups ({self.num_query_groups})"
+            )
+        if self.kv_channels % 2:
+            raise ValueError(f"kv_channels must be even for RoPE, got {self.kv_channels}")
+
+
+def transformer_config(config: ModelConfig) -> TransformerConfig:
+    """Megatron's own configuration record for `config`."""
+    return TransformerConfig(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_query_groups,
+        ffn_hidden_size=config.ffn_hidden_size,
+        kv_channels=config.kv_channels,
+        normalization="RMSNorm",
+        layernorm_epsilon=config.norm_epsilon,
+        qk_layernorm=True,
+        gated_linear_unit=True,
+        activation_func=functional.silu,
+        add_bias_linear=False,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        use_cpu_initialization=True,
+        # Losses arrive weighted: Megatron must add up micro-batches and ranks, not average them.
+        calculate_per_token_loss=True,
+        persist_layer_norm=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        cuda_graph_scope=[],  # the default is deprecated, and warns
+    )
+
+
+class PolicyModel(GPTModel):  # type: ignore[misc]
+    """A GPTModel that takes positions and the places where logits are wanted as data.
+
+    `position_ids` [batch or 1, time] are rotated by as they stand. `loss_mask` [batch, time] selects positions before
+    the output layer, so that logits [1, selected, vocabulary] of all selected positions, sample by sample, are all that
+    is ever computed; None selects all and gives [batch, time, vocabulary].
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(
+            config=transformer_config(config),
+            transformer_layer_spec=layer_spec(),
+            vocab_size=config.vocab_size,
+            max_sequence_length=config.max_position_embeddings,
+            share_embeddings_and_output_weights=config.tie_embeddings,
+            position_embedding_type="rope",
+            rotary_base=config.rotary_base,
+        )
+        cos, sin = self.rotary_pos_emb.get_cos_sin(config.max_position_embeddings)
+        self.register_buffer("rotary_cos", cos, persistent=False)
+        self.register_buffer("rotary_sin", sin, persistent=False)
+
+    def _rotation(self, position_ids: Tensor) -> Rotation:
+        where = position_ids.t()
+        return self.rotary_cos[where].unsqueeze(2), self.rotary_sin[where].unsqueeze(2)
+
+    def _preprocess(self, input_ids: Tensor, position_ids: Tensor, **kwargs: object) -> tuple[object, ...]:
+        prepared = super()._preprocess(input_ids=input_ids, position_ids=position_ids, **kwargs)
+        return prepared[0], self._rotation(position_ids), *prepared[2:]
+
+    def _postprocess(self, hidden_states: Tensor, loss_mask: Tensor | None = None, **kwargs: object) -> Tensor:
+        if loss_mask is not None and self.post_process:
+            hidden_states = hidden_states.transpose(0, 1)[loss_mask].unsqueeze(1)
+        result: Tensor = super()._postprocess(hidden_states=hidden_states, **kwargs)
+        return result
+
+
+def build_model(config: ModelConfig, seed: int) -> PolicyModel:
+    """A model with freshly drawn weights, the same for a seed on every device, layout and call.
+
+    Leaves the global random state as it was. Must run inside `megatron_process`.
+    """
+    with torch.random.fork_rng(devices=[]), shim.cpu_for_cuda():
+        torch.manual_seed(seed)
+        model: PolicyModel = PolicyModel(config).to(shim.device())
+        return model

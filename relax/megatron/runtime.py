@@ -1,0 +1,49 @@
+"""One process of a Megatron job: torch.distributed, model-parallel groups, seeds."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from torch import distributed
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from relax.megatron import shim
+
+
+@contextmanager
+def megatron_process(seed: int, *, timeout_s: float = 600.0) -> Iterator[None]:
+    """Joins the job that torchrun describes in the environment, or makes one of this process alone; leaves it at the end.
+
+    Collectives give up after `timeout_s` seconds. The backend is NCCL on GPUs and gloo elsewhere. A job of one process
+    opens no port. Everything that touches Megatron-core must happen inside.
+
+    Raises RuntimeError when this process already is part of a job.
+    """
+    if distributed.is_initialized():
+        raise RuntimeError("torch.distributed is already initialized in this process: leave that job first")
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        torch.set_flush_denormal(True)
+    timeout = timedelta(seconds=timeout_s)
+    backend = "nccl" if on_gpu else "gloo"
+    if "RANK" in os.environ:
+        distributed.init_process_group(backend, timeout=timeout)
+    else:
+        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+    try:
+        with shim.cuda_queries_answered(), shim.cpu_for_cuda():
+            parallel_state.initialize_model_parallel(
+                distributed_timeout_minutes=max(1, round(timeout_s / 60)), create_gloo_process_groups=False
+            )
+            # The inference tracker is Megatron's switch for "no random streams of its own": dropout is off here.
+            tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
+        with shim.cuda_queries_answered():
+            yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        distributed.destroy_process_group()

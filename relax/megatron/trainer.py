@@ -1,0 +1,186 @@
+"""The trainer: log-probs of given responses, and optimizer steps on any loss of them."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, distributed
+
+from relax.data.samples import Sequences
+from relax.errors import RelaxError
+from relax.megatron import shim
+from relax.megatron.batch import PaddedBatch, micro_batches
+from relax.megatron.model import ModelConfig, PolicyModel, build_model
+from relax.megatron.optimizer import OptimizerConfig, build_optimizer
+from relax.megatron.token_statistics import token_statistics
+
+
+@attrs.frozen
+class LogProbs:
+    """Log-prob of every response token and entropy of the distribution it was drawn from, in nats, [tokens] each."""
+
+    log_probs: Tensor
+    entropy: Tensor
+
+
+@attrs.frozen
+class MicroBatch:
+    """Samples `start` to `stop` of the batch, with the log-probs and entropies of their response tokens: [tokens]."""
+
+    start: int
+    stop: int
+    log_probs: Tensor
+    entropy: Tensor
+
+
+@attrs.frozen
+class Update:
+    """What one optimizer step did: gradient norm before clipping, learning rate used, metrics summed over the batch."""
+
+    grad_norm: float
+    lr: float
+    metrics: dict[str, float]
+
+
+LossFunction = Callable[[MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
+
+
+class Trainer:
+    """A policy, its optimizer, and the two things done with them.
+
+    Log-probs are those of softmax(logits / `temperature`). `micro_batch_size` is the number of samples that pass the
+    model at a time: it changes memory and speed, never the result. Lives inside `megatron_process`.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        optimizer_config: OptimizerConfig,
+        *,
+        seed: int,
+        micro_batch_size: int,
+        temperature: float = 1.0,
+    ) -> None:
+        if micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive to have log-probs, got {temperature}")
+        self.model_config = model_config
+        self.micro_batch_size = micro_batch_size
+        self.temperature = temperature
+        self.model: PolicyModel = build_model(model_config, seed)
+        with shim.cpu_for_cuda():
+            ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+            self._ddp = DistributedDataParallel(self.model.config, ddp_config, self.model)
+            self._ddp.broadcast_params()
+        self.model.config.finalize_model_grads_func = _finalize
+        self._seconds: dict[str, float] = {}
+        self.reset_optimizer(optimizer_config)
+
+    def reset_optimizer(self, optimizer_config: OptimizerConfig) -> None:
+        """Starts over with an optimizer that remembers nothing; weights stay."""
+        self.optimizer_config = optimizer_config
+        self._optimizer, self._scheduler = build_optimizer(optimizer_config, self._ddp)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Duration of the parts of the last call."""
+        return self._seconds
+
+    @torch.no_grad()
+    def log_probs(self, sequences: Sequences) -> LogProbs:
+        """Log-probs and entropies of all response tokens, back to back, without gradient."""
+        started = time.perf_counter()
+
+        def collect(batch: PaddedBatch, logits: Tensor, non_loss_data: bool) -> tuple[Tensor, Tensor]:
+            return self._statistics(batch, logits)
+
+        parts = self._schedule(sequences, collect, forward_only=True)
+        self._seconds = {"forward": time.perf_counter() - started}
+        log_probs, entropy = zip(*parts, strict=True)
+        return LogProbs(torch.cat(log_probs), torch.cat(entropy))
+
+    def update(self, sequences: Sequences, loss: LossFunction) -> Update:
+        """One optimizer step down the gradient of the sum of `loss` over all micro-batches and data-parallel ranks.
+
+        `loss` returns a micro-batch's share of the whole loss, weights included: shares are added up and nothing is
+        averaged. Its metrics are scalars, added up likewise.
+
+        Raises RelaxError, with the weights as they were, when the gradient is not finite.
+        """
+        started = time.perf_counter()
+
+        def share(batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+            value, metrics = loss(MicroBatch(batch.start, batch.stop, *self._statistics(batch, logits)))
+            return value, torch.zeros((), dtype=torch.int), metrics
+
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        parts = self._schedule(sequences, share, forward_only=False)
+        stepped = time.perf_counter()
+        update = self._step(_sum_metrics(parts))
+        self._seconds = {"forward_backward": stepped - started, "optimizer": time.perf_counter() - stepped}
+        return update
+
+    def _step(self, metrics: dict[str, float]) -> Update:
+        if not all(torch.isfinite(buffer.grad_data.sum()) for buffer in self._ddp.buffers):
+            raise RelaxError(
+                f"the gradient of optimizer step {self._scheduler.num_steps + 1} is not finite; no step was taken. "
+                "Look at the losses and rewards of this batch, or lower --lr"
+            )
+        lr: float = self._optimizer.param_groups[0]["lr"]
+        with shim.cpu_for_cuda():
+            _, grad_norm, _ = self._optimizer.step()
+        self._scheduler.step(1)
+        return Update(float(grad_norm), lr, metrics)
+
+    def _statistics(self, batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.squeeze(0)
+        return token_statistics(logits if self.temperature == 1.0 else logits / self.temperature, batch.targets)
+
+    def _schedule(self, sequences: Sequences, reduce: Callable[..., object], *, forward_only: bool) -> list[Any]:
+        """Runs Megatron's schedule over the micro-batches: `reduce(batch, logits)` of each."""
+        too_long = self.model_config.max_position_embeddings + 1
+
+        def forward_step(
+            batches: Iterator[PaddedBatch], model: torch.nn.Module
+        ) -> tuple[Tensor, Callable[..., object]]:
+            batch = next(batches)
+            logits = model(batch.input_ids, batch.position_ids, None, loss_mask=batch.loss_mask)
+            return logits, partial(reduce, batch)
+
+        self.model.train()
+        with shim.cpu_for_cuda():
+            results: list[Any] = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=micro_batches(sequences, self.micro_batch_size, shim.device()),
+                model=self._ddp,
+                num_microbatches=-(-max(1, len(sequences)) // self.micro_batch_size),
+                seq_length=too_long,
+                micro_batch_size=self.micro_batch_size,
+                forward_only=forward_only,
+                collect_non_loss_data=forward_only,
+            )
+        return results
+
+
+def _finalize(model: list[torch.nn.Module], num_tokens: object, **kwargs: object) -> None:
+    """Adds up gradients over ranks. Losses carry their weights, so there is no token count to divide by."""
+    finalize_model_grads(model, None, **kwargs)
+
+
+def _sum_metrics(parts: list[Mapping[str, Tensor]]) -> dict[str, float]:
+    names = list(parts[0])
+    if not names:
+        return {}
+    totals = torch.stack([torch.stack([part[name].detach().double() for name in names]) for part in parts]).sum(0)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if group.size() > 1:
+        distributed.all_reduce(totals, group=group)
+    return dict(zip(names, totals.tolist(), strict=True))

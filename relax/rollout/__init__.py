@@ -1,0 +1,1 @@
+"""Sampling responses: engines behind one protocol, and the filter on what they return."""

@@ -1,0 +1,123 @@
+"""What a rollout engine is, and the sampling loop that engines which run in this process share."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from relax.data.samples import Completion
+from relax.megatron.trainer import Trainer
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Samples from the current policy."""
+
+    def update_weights(self, trainer: Trainer) -> None:
+        """Takes over the trainer's current weights."""
+        ...
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int,
+        max_new_tokens: int,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> list[list[Completion]]:
+        """`n` responses to each prompt, each of 1 to `max_new_tokens` tokens.
+
+        Equal weights, arguments and generator state give equal responses. Temperature 0 takes the likeliest token (the
+        reported log-probs are then those at temperature 1); prompts may differ in length and take part exactly as they
+        would alone.
+        """
+        ...
+
+
+class Decoder(Protocol):
+    """A model with a key-value cache, one row a response."""
+
+    def prefill(self, prompts: Tensor, lengths: Tensor, n: int, max_new_tokens: int) -> Tensor:
+        """Reads prompts [prompts, time], padded on the right; next-token logits [prompts, vocabulary].
+
+        From here on the cache has `n` rows for each prompt, one after the other.
+        """
+        ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends one token to each row [rows]; next-token logits [rows, vocabulary]."""
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Forgets all rows but these."""
+        ...
+
+
+def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Next tokens and their log-probs: logits [rows, vocabulary], uniforms [rows] in [0, 1) -> 2 x [rows].
+
+    Inverts the cumulative distribution, in float64: one random number a token, so what a row draws depends neither on
+    the size of the vocabulary nor on the other rows.
+    """
+    if temperature == 0:
+        log_probs = logits.log_softmax(-1)
+        tokens = logits.argmax(-1)
+    else:
+        log_probs = (logits / temperature).log_softmax(-1)
+        cumulative = log_probs.double().exp().cumsum(-1)
+        tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True).squeeze(-1)
+        tokens = tokens.clamp_(max=logits.shape[-1] - 1)
+    return tokens, log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def sample(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    n: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    eos_id: int,
+    device: torch.device,
+) -> list[list[Completion]]:
+    """The loop behind `Engine.generate`. Finished rows leave the batch; random numbers are drawn before."""
+    if not prompts:
+        return []
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
+    rows = len(prompts) * n
+    uniforms = torch.rand(max_new_tokens, rows, dtype=torch.float64, generator=generator, device=generator.device)
+    uniforms = uniforms.to(device)
+
+    tokens = torch.full((max_new_tokens, rows), eos_id, device=device)
+    log_probs = torch.zeros(max_new_tokens, rows, device=device)
+    alive = torch.arange(rows, device=device)
+    logits = decoder.prefill(padded.to(device), lengths.to(device), n, max_new_tokens).repeat_interleave(n, 0)
+    for position in range(max_new_tokens):
+        chosen, chosen_log_probs = choose(logits, uniforms[position, alive], temperature)
+        tokens[position, alive] = chosen
+        log_probs[position, alive] = chosen_log_probs
+        going_on = (chosen != eos_id).nonzero().squeeze(-1)
+        if len(going_on) == 0 or position + 1 == max_new_tokens:
+            break
+        if len(going_on) < len(alive):
+            alive, chosen = alive[going_on], chosen[going_on]
+            decoder.keep(going_on)
+        logits = decoder.step(chosen)
+    return _completions(tokens.t(), log_probs.t(), n, eos_id)
+
+
+def _completions(tokens: Tensor, log_probs: Tensor, n: int, eos_id: int) -> list[list[Completion]]:
+    ends = tokens == eos_id
+    finished = ends.any(-1).tolist()
+    first_end = ends.int().argmax(-1).tolist()
+    flat = [
+        Completion(tuple(row[: end + 1]), tuple(row_log_probs[: end + 1]), True)
+        if done
+        else Completion(tuple(row), tuple(row_log_probs), False)
+        for row, row_log_probs, done, end in zip(tokens.tolist(), log_probs.tolist(), finished, first_end, strict=True)
+    ]
+    return [flat[start : start + n] for start in range(0, len(flat), n)]

@@ -1,0 +1,123 @@
+"""Sampling with the training model itself, through Megatron's inference context: no second copy of the weights."""
+
+from collections.abc import Sequence
+
+import torch
+from megatron.core.inference.contexts.static_context import StaticInferenceContext
+from torch import Tensor
+
+from relax.data.samples import Completion
+from relax.megatron.model import PolicyModel
+from relax.megatron.trainer import Trainer
+from relax.rollout.engine import sample
+
+
+class MegatronEngine:
+    """Reads the trainer's weights where they are: `update_weights` only remembers the model."""
+
+    def __init__(self, eos_id: int) -> None:
+        self.eos_id = eos_id
+        self._model: PolicyModel | None = None
+
+    def update_weights(self, trainer: Trainer) -> None:
+        self._model = trainer.model
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int,
+        max_new_tokens: int,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> list[list[Completion]]:
+        if self._model is None:
+            raise RuntimeError("the engine has no weights yet: call update_weights first")
+        self._model.eval()
+        return sample(
+            _CachedModel(self._model),
+            prompts,
+            n=n,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            generator=generator,
+            eos_id=self.eos_id,
+            device=self._model.rotary_cos.device,
+        )
+
+
+class _CachedModel:
+    """A PolicyModel and its StaticInferenceContext as a `Decoder`.
+
+    Prompts are padded on the right to a common width, and every row's new tokens go to the slots behind that width. The
+    gap in shorter rows is hidden by a mask, and each row rotates by positions of its own, so a row computes what it
+    would compute alone.
+    """
+
+    def __init__(self, model: PolicyModel) -> None:
+        self._model = model
+
+    def prefill(self, prompts: Tensor, lengths: Tensor, n: int, max_new_tokens: int) -> Tensor:
+        count, width = prompts.shape
+        self._context = StaticInferenceContext(count, width)
+        self._context.materialize_only_last_token_logits = False
+        last = torch.zeros(count, width, dtype=torch.bool, device=prompts.device)
+        last[torch.arange(count, device=prompts.device), lengths - 1] = True
+        places = torch.arange(width, device=prompts.device).unsqueeze(0)
+        logits = self._forward(prompts, places, None, last).squeeze(0)
+
+        self._context.max_batch_size, self._context.max_sequence_length = count * n, width + max_new_tokens
+        self._context.sequence_len_offset = width
+        self._context.enable_decode_mode()
+        self._cache = {layer: _grow(cached, n, max_new_tokens) for layer, cached in self._cache.items()}
+        self._positions = lengths.repeat_interleave(n).unsqueeze(1)
+        self._mask = None
+        if bool((lengths < width).any()):
+            hidden = (places >= lengths.unsqueeze(1)).repeat_interleave(n, 0)
+            mask = torch.zeros(count * n, 1, 1, width + max_new_tokens, device=prompts.device)
+            mask[..., :width].masked_fill_(hidden[:, None, None], -torch.inf)
+            self._mask = mask
+        return logits
+
+    def step(self, tokens: Tensor) -> Tensor:
+        end = self._context.sequence_len_offset + 1
+        mask = None if self._mask is None else self._mask[..., :end]
+        logits = self._forward(tokens.unsqueeze(1), self._positions, mask, None).squeeze(1)
+        self._context.sequence_len_offset = end
+        self._positions = self._positions + 1
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        self._cache = {layer: (key[:, rows], value[:, rows]) for layer, (key, value) in self._cache.items()}
+        self._positions = self._positions[rows]
+        self._mask = None if self._mask is None else self._mask[rows]
+
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, wanted: Tensor | None) -> Tensor:
+        logits: Tensor = self._model(
+            tokens,
+            positions,
+            mask,
+            inference_context=self._context,
+            runtime_gather_output=True,
+            loss_mask=wanted,
+        )
+        return logits
+
+    @property
+    def _cache(self) -> dict[int, tuple[Tensor, Tensor]]:
+        cache: dict[int, tuple[Tensor, Tensor]] = self._context.key_value_memory_dict
+        return cache
+
+    @_cache.setter
+    def _cache(self, cache: dict[int, tuple[Tensor, Tensor]]) -> None:
+        self._context.key_value_memory_dict = cache
+
+
+def _grow(cached: tuple[Tensor, Tensor], n: int, slots: int) -> tuple[Tensor, Tensor]:
+    """Repeats each row `n` times, adds `slots` empty places: [time, rows, ...] -> [time + slots, rows * n, ...]."""
+    key, value = (states.repeat_interleave(n, 1) for states in cached)
+    return (
+        torch.cat((key, key.new_empty(slots, *key.shape[1:]))),
+        torch.cat((value, value.new_empty(slots, *value.shape[1:]))),
+    )
