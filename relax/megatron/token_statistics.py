@@ -13,7 +13,7 @@ def _all_reduce(values: Tensor, op: distributed.ReduceOp.RedOpType) -> Tensor:
 
 
 class _TokenStatistics(torch.autograd.Function):
-    """Keeps one tensor of the logits' size, the log-probs of the local vocabulary, for the gradients of both outputs."""
+    """Keeps one tensor of the logits' size, the local vocabulary's log-probs, for the gradients of both outputs."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,11 +36,11 @@ class _TokenStatistics(torch.autograd.Function):
         return chosen, entropy
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: FunctionCtx, grad_chosen: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor | None, None]:
         # d log p[target] / d logit[j] = [j == target] - p[j];  d H / d logit[j] = -p[j] (log p[j] + H)
-        log_probs, local, elsewhere, entropy = ctx.saved_tensors
+        log_probs, local, elsewhere, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
         if grad_chosen is None and grad_entropy is None:
             return None, None
         weight = torch.zeros_like(entropy).unsqueeze(-1) if grad_chosen is None else -grad_chosen.unsqueeze(-1)
@@ -53,9 +53,9 @@ class _TokenStatistics(torch.autograd.Function):
 
 
 def token_statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target and entropy of each distribution: [tokens, local vocabulary], [tokens] -> 2 x [tokens], nats.
+    """Log-prob of each target and entropy of each distribution: [tokens, local vocabulary], [tokens] -> 2 x [tokens].
 
-    The local shard of tensor-parallel rank r holds ids r * size up to (r + 1) * size. Differentiable in the logits.
+    In nats. The local shard of tensor-parallel rank r holds ids r * size up to (r + 1) * size. Differentiable in the logits.
     """
     log_probs, entropy = _TokenStatistics.apply(logits, targets)  # type: ignore[no-untyped-call]
     return log_probs, entropy
