@@ -1,0 +1,100 @@
+"""What an algorithm's traits ask of a configuration. A rule yields one line for each thing that is wrong."""
+
+from collections.abc import Iterator
+
+from relax.config.record import Config
+from relax_core import Traits
+
+
+def normalized_advantages(config: Config, traits: Traits) -> Iterator[str]:
+    """required: the switch is on; forbidden: it is off."""
+    name = config.advantage_estimator
+    if traits.normalize_advantages == "required" and not config.normalize_advantages:
+        yield f"--normalize-advantages is missing: {name} needs normalized advantages (trait normalize_advantages)"
+    if traits.normalize_advantages == "forbidden" and config.normalize_advantages:
+        yield f"--normalize-advantages: {name} allows no normalization beyond its own (trait normalize_advantages)"
+
+
+def normalized_rewards(config: Config, traits: Traits) -> Iterator[str]:
+    """required: rewards are not left as they are."""
+    if traits.normalize_rewards == "required" and config.disable_rewards_normalization:
+        name = config.advantage_estimator
+        yield f"--disable-rewards-normalization: {name} is defined on normalized rewards (trait normalize_rewards)"
+
+
+def group_size(config: Config, traits: Traits) -> Iterator[str]:
+    """A group has at least this many samples."""
+    if config.n_samples_per_prompt < traits.min_group_size:
+        yield (
+            f"--n-samples-per-prompt {config.n_samples_per_prompt}: {config.advantage_estimator} compares the samples "
+            f"of a prompt and needs at least {traits.min_group_size} (trait min_group_size)"
+        )
+
+
+def reward_components(config: Config, traits: Traits) -> Iterator[str]:
+    """yes: two or more different keys, and as many weights if any; no: none."""
+    keys, name = config.gdpo_reward_keys, config.advantage_estimator
+    shown = f"--gdpo-reward-keys {' '.join(keys) or '(none)'}"
+    if not traits.reads_components:
+        if keys:
+            yield f"{shown}: {name} reads one number, named by --reward-key (trait reads_components)"
+        return
+    if len(keys) < 2:
+        yield f"{shown}: {name} combines several rewards and needs at least 2 keys (trait reads_components)"
+    if len(set(keys)) < len(keys):
+        yield f"{shown}: a key occurs twice"
+    weights = config.hyperparameter_values().get("gdpo_reward_weights")
+    if isinstance(weights, tuple) and weights and len(weights) != len(keys):
+        numbers = " ".join(map(str, weights))
+        yield f"--gdpo-reward-weights {numbers}: {len(weights)} weights for {len(keys)} keys ({shown})"
+
+
+def reward_hooks(config: Config, traits: Traits) -> Iterator[str]:
+    """no: neither hook is set."""
+    hooks = {
+        "--custom-reward-post-process-path": config.custom_reward_post_process_path,
+        "--agentic-custom-advantage-path": config.agentic_custom_advantage_path,
+    }
+    for flag, path in hooks.items():
+        if path is not None and not traits.allows_reward_hooks:
+            name = config.advantage_estimator
+            yield f"{flag} {path}: the reward stage of {name} cannot be replaced (trait allows_reward_hooks)"
+
+
+def reward_kl(config: Config, traits: Traits) -> Iterator[str]:
+    """no: no KL penalty in the reward."""
+    if config.kl_coef > 0 and not traits.allows_reward_kl:
+        name = config.advantage_estimator
+        yield f"--kl-coef {config.kl_coef}: {name} has no place for a KL penalty in the reward (trait allows_reward_kl)"
+
+
+def token_loss(config: Config, traits: Traits) -> Iterator[str]:
+    """yes: the loss is a mean over all tokens."""
+    if traits.global_token_loss and not config.calculate_per_token_loss:
+        name = config.advantage_estimator
+        yield f"--calculate-per-token-loss is missing: {name} averages over all tokens (trait global_token_loss)"
+
+
+def on_policy(config: Config, traits: Traits) -> Iterator[str]:
+    """yes: samples are trained on once, by the weights that sampled them."""
+    needed = {"num_steps_per_rollout": 1, "max_staleness": 0, "num_iters_per_train_update": 1}
+    for field, value in needed.items():
+        given = getattr(config, field)
+        if traits.on_policy and given != value:
+            flag = "--" + field.replace("_", "-")
+            yield f"{flag} {given}: {config.advantage_estimator} is on-policy only and needs {value} (trait on_policy)"
+
+
+def complete_batch(config: Config, traits: Traits) -> Iterator[str]:
+    """yes: an optimizer batch arrives in one piece."""
+    pieces = config.num_iters_per_train_update
+    if traits.complete_batch and pieces > 1:
+        name = config.advantage_estimator
+        yield f"--num-iters-per-train-update {pieces}: {name} needs the whole optimizer batch (trait complete_batch)"
+
+
+def critic(config: Config, traits: Traits) -> Iterator[str]:
+    """yes: neither hybrid nor fully async."""
+    if traits.needs_critic and config.mode != "colocate":
+        name = config.advantage_estimator
+        yield f"--{config.mode.replace('_', '-')}: {name} needs a critic, which only colocate has (trait needs_critic)"
