@@ -1,1 +1,30 @@
 """Pure, shape-typed functions for reinforcement-learning post-training."""
+
+from relax_core import advantages, collectives, kl, losses, numerics, reducers, rewards, signal
+from relax_core.algorithm import Advantages, Algorithm, TokenLoss, Traits
+from relax_core.batch import Tokens
+from relax_core.collectives import local, split_by, whole_batch
+from relax_core.pipeline import pipeline
+from relax_core.registry import ALGORITHMS, get_algorithm
+
+__all__ = [
+    "ALGORITHMS",
+    "Advantages",
+    "Algorithm",
+    "TokenLoss",
+    "Tokens",
+    "Traits",
+    "advantages",
+    "collectives",
+    "get_algorithm",
+    "kl",
+    "local",
+    "losses",
+    "numerics",
+    "pipeline",
+    "reducers",
+    "rewards",
+    "signal",
+    "split_by",
+    "whole_batch",
+]

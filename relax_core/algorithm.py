@@ -1,0 +1,178 @@
+"""What an algorithm is: a record of three pure functions and the facts that a runtime asks about."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Generic, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
+
+import attrs
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from relax_core.batch import Tokens
+from relax_core.checks import checked_record
+from relax_core.collectives import Reduce, Segment, local, whole_batch
+
+H = TypeVar("H")
+H_contra = TypeVar("H_contra", contravariant=True)
+
+
+@checked_record
+@attrs.frozen(eq=False)
+class Advantages:
+    """What a policy is trained towards (`advantages`) and what a critic is (`returns`), one number for each token."""
+
+    advantages: Float[Tensor, " tokens"]
+    returns: Float[Tensor, " tokens"]
+
+
+@checked_record
+@attrs.frozen(eq=False)
+class TokenLoss:
+    """A loss that no reducer has touched yet, and detached metrics: [tokens] or scalar each.
+
+    Masked tokens hold 0 in both, whatever came in.
+    """
+
+    loss: Float[Tensor, " tokens"]
+    metrics: Mapping[str, Float[Tensor, "..."]]
+
+
+@runtime_checkable
+class NormalizeRewards(Protocol[H_contra]):
+    """Stage 1: rewards [samples, components] and group ids [samples] -> scores [samples]."""
+
+    def __call__(
+        self,
+        hyperparameters: H_contra,
+        rewards: Float[Tensor, "samples components"],
+        groups: Int[Tensor, " samples"],
+        /,
+    ) -> Float[Tensor, " samples"]: ...
+
+
+@runtime_checkable
+class EstimateAdvantages(Protocol[H_contra]):
+    """Stage 2: scores [samples] -> advantages and returns [tokens].
+
+    `kl` (of each token against the reference policy) and `values` (of the critic) are [tokens], for the algorithms
+    whose traits ask for them. `segment` and `reduce`: see `relax_core.collectives`.
+    """
+
+    def __call__(
+        self,
+        hyperparameters: H_contra,
+        scores: Float[Tensor, " samples"],
+        tokens: Tokens,
+        /,
+        *,
+        kl: Float[Tensor, " tokens"] | None = None,
+        values: Float[Tensor, " tokens"] | None = None,
+        segment: Segment = whole_batch,
+        reduce: Reduce = local,
+    ) -> Advantages: ...
+
+
+@runtime_checkable
+class PolicyLoss(Protocol[H_contra]):
+    """Stage 3: log-probs and advantages [tokens] -> a loss for each token. Gradient flows through `log_probs` only."""
+
+    def __call__(
+        self,
+        hyperparameters: H_contra,
+        log_probs: Float[Tensor, " tokens"],
+        old_log_probs: Float[Tensor, " tokens"],
+        advantages: Float[Tensor, " tokens"],
+        tokens: Tokens,
+        /,
+    ) -> TokenLoss: ...
+
+
+RatioLevel = Literal["token", "sequence"]
+AdvantageNormalization = Literal["whiten", "token_global"]
+Need = Literal["optional", "required", "forbidden"]
+RewardNeed = Literal["optional", "required"]
+
+
+@attrs.frozen(kw_only=True)
+class Traits:
+    """Facts about an algorithm. What is not declared asserts its default, which is what GRPO has.
+
+    Raises:
+        ValueError: a value outside its field's set, or two fields that contradict each other.
+    """
+
+    ratio_level: RatioLevel = "token"
+    """Is the probability ratio that of a token, or of the whole response?"""
+    needs_critic: bool = False
+    """Does stage 2 read `values`?"""
+    needs_full_log_probs: bool = False
+    """Does the loss of a token read log-probs of the rest of its response?"""
+    advantage_normalization: AdvantageNormalization = "whiten"
+    """Which normalization of advantages over the batch is the algorithm's?"""
+    normalize_advantages: Need = "optional"
+    normalize_rewards: RewardNeed = "optional"
+    """May stage 1 be switched off?"""
+    min_group_size: int = 1
+    reads_components: bool = False
+    """Does stage 1 read several reward components, or one scalar?"""
+    allows_reward_hooks: bool = True
+    """May a user's hook replace stage 1?"""
+    allows_reward_kl: bool = True
+    """Does a KL penalty in the reward have a place?"""
+    global_token_loss: bool = False
+    """Must the loss be divided by the number of tokens of the whole optimizer batch?"""
+    on_policy: bool = False
+    """Is the loss right only for samples of the very policy that is updated?"""
+    complete_batch: bool = False
+    """Does stage 2 need every sample of an optimizer batch?"""
+    supports_context_parallel: bool = True
+    loss_metrics: tuple[str, ...] = ("ppo_kl", "clipfrac")
+    """Names of the metrics that the loss returns."""
+
+    def __attrs_post_init__(self) -> None:
+        for field in attrs.fields(type(self)):
+            value, choices = (
+                getattr(self, field.name),
+                get_args(field.type) if get_origin(field.type) is Literal else (),
+            )
+            if value not in choices if choices else type(value) is not (get_origin(field.type) or field.type):
+                raise ValueError(f"trait {field.name} cannot be {value!r}; it is one of {choices or field.type}")
+        if self.min_group_size < 1:
+            raise ValueError(f"trait min_group_size cannot be {self.min_group_size!r}; a group has at least 1 sample")
+        if self.normalize_advantages == "forbidden" and self.advantage_normalization != "whiten":
+            raise ValueError(
+                f"trait advantage_normalization is {self.advantage_normalization!r}, "
+                "but normalize_advantages is 'forbidden'"
+            )
+        if self.ratio_level == "sequence" and not self.needs_full_log_probs:
+            raise ValueError("trait ratio_level is 'sequence', but needs_full_log_probs is False")
+
+
+@attrs.frozen
+class Algorithm(Generic[H]):
+    """A record of three pure functions, their hyperparameters and their traits.
+
+    Stage functions are module-level functions that take their hyperparameters, so that a record pickles by reference
+    and compares equal in another process.
+
+    Raises:
+        ValueError: hyperparameters that are no attrs class, or a stage that cannot be imported by its name.
+    """
+
+    name: str
+    hyperparameters: type[H]
+    normalize_rewards: NormalizeRewards[H]
+    estimate_advantages: EstimateAdvantages[H]
+    policy_loss: PolicyLoss[H]
+    traits: Traits = Traits()
+
+    def __attrs_post_init__(self) -> None:
+        if not attrs.has(self.hyperparameters):
+            raise ValueError(f"{self.name}: hyperparameters must be an attrs class, got {self.hyperparameters!r}")
+        for stage in ("normalize_rewards", "estimate_advantages", "policy_loss"):
+            if not _importable(getattr(self, stage)):
+                raise ValueError(f"{self.name}: {stage} must be a module-level function, got {getattr(self, stage)!r}")
+
+
+def _importable(function: Callable[..., object]) -> bool:
+    return inspect.isfunction(function) and function.__qualname__.isidentifier()

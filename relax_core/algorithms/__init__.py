@@ -1,0 +1,1 @@
+"""One file for each algorithm; `relax_core.registry` lists them."""

@@ -1,0 +1,56 @@
+"""Stages that more than one algorithm uses, in the form the record takes."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from relax_core import advantages, losses, rewards
+from relax_core.algorithm import Advantages, TokenLoss
+from relax_core.batch import Tokens
+from relax_core.checks import checked
+from relax_core.collectives import Reduce, Segment, local, whole_batch
+from relax_core.hyperparameters import Clip, GroupScale
+
+
+@checked
+def group_mean_std(
+    hyperparameters: GroupScale, reward_matrix: Float[Tensor, "samples components"], groups: Int[Tensor, " samples"]
+) -> Float[Tensor, " samples"]:
+    """A scalar reward's group mean/std, in float32. See `rewards.group_mean_std`."""
+    scalar = rewards.single_reward(reward_matrix).float()
+    return rewards.group_mean_std(scalar, groups, scale=not hyperparameters.disable_grpo_std_normalization)
+
+
+@checked
+def broadcast(
+    hyperparameters: object,
+    scores: Float[Tensor, " samples"],
+    tokens: Tokens,
+    *,
+    kl: Float[Tensor, " tokens"] | None = None,
+    values: Float[Tensor, " tokens"] | None = None,
+    segment: Segment = whole_batch,
+    reduce: Reduce = local,
+) -> Advantages:
+    """Every response token carries its sample's score, as advantage and as return."""
+    spread = advantages.broadcast(scores, tokens)
+    return Advantages(spread, spread)
+
+
+@checked
+def ppo_clip(
+    hyperparameters: Clip,
+    log_probs: Float[Tensor, " tokens"],
+    old_log_probs: Float[Tensor, " tokens"],
+    advantages: Float[Tensor, " tokens"],
+    tokens: Tokens,
+) -> TokenLoss:
+    """The clipped surrogate on token ratios. See `losses.ppo_clip`."""
+    return losses.ppo_clip(
+        log_probs,
+        old_log_probs,
+        advantages,
+        tokens,
+        eps_clip=hyperparameters.eps_clip,
+        eps_clip_high=hyperparameters.eps_clip_high,
+        eps_clip_c=hyperparameters.eps_clip_c,
+    )

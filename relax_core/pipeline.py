@@ -1,0 +1,116 @@
+"""One call from rewards and log-probs to the loss: an algorithm's stages bound together."""
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import attrs
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from relax_core import reducers
+from relax_core.algorithm import Advantages, Algorithm
+from relax_core.batch import Tokens
+from relax_core.collectives import Reduce, Segment, local, whole_batch
+from relax_core.registry import get_algorithm
+
+H = TypeVar("H")
+
+
+@attrs.frozen(eq=False)
+class Outcome:
+    """What a batch came to: the scalar loss to differentiate, the values on the way, and each metric's mean."""
+
+    loss: Float[Tensor, ""]
+    scores: Float[Tensor, " samples"]
+    advantages: Float[Tensor, " tokens"]
+    returns: Float[Tensor, " tokens"]
+    metrics: Mapping[str, Float[Tensor, ""]]
+
+
+@attrs.frozen
+class Pipeline(Generic[H]):
+    """An algorithm with everything it needs but the data. Stages may be called one by one, or all at once."""
+
+    algorithm: Algorithm[H]
+    hyperparameters: H
+    segment: Segment = whole_batch
+    reduce: Reduce = local
+
+    def scores(
+        self, rewards: Float[Tensor, "samples components"], groups: Int[Tensor, " samples"]
+    ) -> Float[Tensor, " samples"]:
+        """Stage 1."""
+        return self.algorithm.normalize_rewards(self.hyperparameters, rewards, groups)
+
+    def advantages(
+        self,
+        scores: Float[Tensor, " samples"],
+        tokens: Tokens,
+        *,
+        kl: Float[Tensor, " tokens"] | None = None,
+        values: Float[Tensor, " tokens"] | None = None,
+    ) -> Advantages:
+        """Stage 2, over optimizer batches and ranks."""
+        return self.algorithm.estimate_advantages(
+            self.hyperparameters, scores, tokens, kl=kl, values=values, segment=self.segment, reduce=self.reduce
+        )
+
+    def weights(self, tokens: Tokens) -> Float64[Tensor, " tokens"]:
+        """The reducer's weight of each token: one optimizer batch at a time."""
+        return reducers.sample_mean(tokens, reduce=self.reduce)
+
+    def loss(
+        self,
+        log_probs: Float[Tensor, " tokens"],
+        old_log_probs: Float[Tensor, " tokens"],
+        advantages: Float[Tensor, " tokens"],
+        tokens: Tokens,
+        weights: Float[Tensor, " tokens"],
+    ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+        """Stage 3 of all tokens or of a micro-batch's, weighted and summed; metrics likewise."""
+        per_token = self.algorithm.policy_loss(
+            self.hyperparameters, log_probs, old_log_probs, advantages.to(log_probs.dtype), tokens
+        )
+        metrics = {
+            name: reducers.weighted_sum(metric, weights) if metric.ndim else metric
+            for name, metric in per_token.metrics.items()
+        }
+        return reducers.weighted_sum(per_token.loss, weights), metrics
+
+    def __call__(
+        self,
+        rewards: Float[Tensor, "samples components"],
+        groups: Int[Tensor, " samples"],
+        tokens: Tokens,
+        log_probs: Float[Tensor, " tokens"],
+        old_log_probs: Float[Tensor, " tokens"] | None = None,
+        *,
+        kl: Float[Tensor, " tokens"] | None = None,
+        values: Float[Tensor, " tokens"] | None = None,
+    ) -> Outcome:
+        """From rewards to the loss. Without `old_log_probs` the policy that sampled is the one that is updated."""
+        scores = self.scores(rewards, groups)
+        estimate = self.advantages(scores, tokens, kl=kl, values=values)
+        old = log_probs.detach() if old_log_probs is None else old_log_probs
+        loss, metrics = self.loss(log_probs, old, estimate.advantages, tokens, self.weights(tokens))
+        return Outcome(loss, scores, estimate.advantages, estimate.returns, metrics)
+
+
+def pipeline(
+    algorithm: str | Algorithm[H],
+    hyperparameters: H | None = None,
+    *,
+    segment: Segment = whole_batch,
+    reduce: Reduce = local,
+) -> Pipeline[H]:
+    """Bind an algorithm (or its name) to hyperparameters (its defaults, where not given), `segment` and `reduce`.
+
+    Raises:
+        ValueError: an unknown name.
+        TypeError: hyperparameters of another algorithm.
+    """
+    record: Algorithm[H] = get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    chosen = record.hyperparameters() if hyperparameters is None else hyperparameters
+    if not isinstance(chosen, record.hyperparameters):
+        raise TypeError(f"{record.name} takes {record.hyperparameters.__name__}, got {chosen!r}")
+    return Pipeline(record, chosen, segment, reduce)
