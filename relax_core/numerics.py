@@ -8,7 +8,7 @@ any number of ranks; only the last step, from digits back to one float64, rounds
 from typing import Final
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 GROUP_EPS: Final = 1e-6

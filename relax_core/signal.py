@@ -40,4 +40,4 @@ def groups_with_signal(
     if enough.any():
         scores[enough] = algorithm.normalize_rewards(hyperparameters, rewards[enough], groups[enough]).float()
     low, high = group_extrema(scores[:, None], ids, len(counts))
-    return (low != high)[:, 0]
+    return torch.ne(low, high).squeeze(1)
