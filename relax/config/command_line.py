@@ -75,8 +75,12 @@ def _help(option: Option) -> str:
         notes.append(f"default {option.default}")
     if option.name in UNAVAILABLE:
         notes.append("not available yet")
-    text = option.help + (f" ({'; '.join(notes)})" if notes else "")
+    text = _lower_first(option.help).removesuffix(".") + (f" ({'; '.join(notes)})" if notes else "")
     return text.replace("%", "%%")
+
+
+def _lower_first(text: str) -> str:
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def given(namespace: argparse.Namespace) -> list[Given]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -114,7 +114,7 @@ class Draft:
             return {}
         return RECIPES[str(name)].defaults
 
-    def _algorithm(self, defaults: Mapping[str, object]) -> Algorithm:
+    def _algorithm(self, defaults: Mapping[str, object]) -> Algorithm[Any]:
         default = str(defaults.get("advantage_estimator", options()["advantage_estimator"].default))
         name = str(self.values.setdefault("advantage_estimator", default))
         if name not in ALGORITHMS:
@@ -125,7 +125,7 @@ class Draft:
             self.values["advantage_estimator"] = name = default
         return ALGORITHMS[name]
 
-    def _apply(self, defaults: Mapping[str, object], algorithm: Algorithm) -> None:
+    def _apply(self, defaults: Mapping[str, object], algorithm: Algorithm[Any]) -> None:
         """The recipe's values where nothing was given, but for what the algorithm does not read."""
         for name, value in defaults.items():
             option = options()[name]
@@ -134,7 +134,7 @@ class Draft:
             if name not in self.origins and not foreign and not unread:
                 self.values.setdefault(name, option.kind.conform(value))
 
-    def _refuse_foreign(self, algorithm: Algorithm) -> None:
+    def _refuse_foreign(self, algorithm: Algorithm[Any]) -> None:
         """Hyperparameters that the algorithm does not have would have no effect, so they are refused."""
         if "advantage_estimator" in self.invalid:
             return
@@ -145,7 +145,7 @@ class Draft:
                 self.faults.append(f"{self.origins[name]}: {algorithm.name} has no such hyperparameter; {others}")
                 self.values.pop(name, None)
 
-    def _record(self, algorithm: Algorithm) -> Config:
+    def _record(self, algorithm: Algorithm[Any]) -> Config:
         """The record of all usable values; what a validator refuses is noted and left at its default."""
         own = attrs.fields_dict(Config)
         for name in list(self.values):
@@ -158,7 +158,7 @@ class Draft:
         values |= {name: value for name, value in self.values.items() if name in own}
         return Config(**values, hyperparameters=hyperparameters)
 
-    def _hyperparameters(self, cls: type) -> object:
+    def _hyperparameters(self, cls: type[attrs.AttrsInstance]) -> attrs.AttrsInstance:
         """An instance of the algorithm's class; each value is tried alone first, so that every bad one is named."""
         names = [field.name for field in attrs.fields(cls) if field.name in self.values]
         for name in names:

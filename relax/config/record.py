@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 
@@ -12,46 +12,39 @@ from relax.config.options import options_of
 from relax_core import Algorithm, get_algorithm
 
 T = TypeVar("T")
-Validator = Callable[[object, "attrs.Attribute[float]", float], None]
+Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]  # of numbers, whose type the field states
 Mode = Literal["colocate", "hybrid", "fully_async"]
 
 
-def at_least(bound: float) -> Validator:
-    """A validator: `bound` or more; None and text pass."""
+def bounded(holds: Callable[[float], bool], wanted: str) -> Validator:
+    """A validator: `holds` for the value, or it must be as `wanted` says."""
 
-    def check(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-        if value is not None and value < bound:
-            raise ValueError(f"must be at least {bound}, got {value}")
+    def check(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
+        if not holds(value):
+            raise ValueError(f"must be {wanted}, got {value}")
 
     return check
+
+
+def at_least(bound: float) -> Validator:
+    """A validator: `bound` or more."""
+    return bounded(lambda value: value >= bound, f"at least {bound}")
 
 
 def above(bound: float) -> Validator:
-    """A validator: more than `bound`; None passes."""
-
-    def check(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-        if value is not None and value <= bound:
-            raise ValueError(f"must be above {bound}, got {value}")
-
-    return check
+    """A validator: more than `bound`."""
+    return bounded(lambda value: value > bound, f"above {bound}")
 
 
 def below(bound: float) -> Validator:
     """A validator: less than `bound`."""
-
-    def check(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-        if value >= bound:
-            raise ValueError(f"must be below {bound}, got {value}")
-
-    return check
+    return bounded(lambda value: value < bound, f"below {bound}")
 
 
 def setting(section: str, default: T, help: str, *validators: Validator) -> T:
     """A field that the command line and YAML offer under `section`."""
-    field: T = attrs.field(
-        default=default, validator=list(validators) or None, kw_only=True, metadata={"section": section, "help": help}
-    )
-    return field
+    metadata = {"section": section, "help": help}
+    return attrs.field(default=default, validator=list(validators) or None, metadata=metadata)
 
 
 RUN, DATA, MODEL, ROLLOUT = "run", "data", "model", "rollout"
@@ -162,7 +155,7 @@ class Config:
     balance_data: bool = setting(PLACEMENT, False, "even out tokens between data-parallel ranks")
     qkv_format: Literal["bshd", "thd"] = setting(PLACEMENT, "bshd", "padded or packed sequences")
 
-    hyperparameters: object = attrs.field(
+    hyperparameters: attrs.AttrsInstance = attrs.field(
         default=attrs.Factory(
             lambda config: get_algorithm(config.advantage_estimator).hyperparameters(), takes_self=True
         )
@@ -176,8 +169,8 @@ class Config:
         return f"{data}-{'sft' if self.loss_type == 'sft' else self.advantage_estimator}-{self.seed}"
 
     @property
-    def algorithm(self) -> Algorithm:
-        """The chosen algorithm."""
+    def algorithm(self) -> Algorithm[Any]:
+        """The chosen algorithm; only it knows the type of its hyperparameters."""
         return get_algorithm(self.advantage_estimator)
 
     @property
@@ -203,12 +196,13 @@ class Config:
     def values(self) -> dict[str, object]:
         """Every setting by name, the algorithm's hyperparameters included."""
         own = {option.name: getattr(self, option.name) for option in options_of(Config)}
-        return own | self.hyperparameter_values()
+        return {**own, **self.hyperparameter_values()}
 
     def hyperparameter_values(self) -> Mapping[str, object]:
         """The algorithm's hyperparameters by name."""
-        names = (field.name for field in attrs.fields(type(self.hyperparameters)))  # type: ignore[arg-type]
-        return {name: getattr(self.hyperparameters, name) for name in names}
+        return {
+            field.name: getattr(self.hyperparameters, field.name) for field in attrs.fields(type(self.hyperparameters))
+        }
 
     def to_yaml(self) -> str:
         """The complete configuration, section by section: `--config` runs it again.

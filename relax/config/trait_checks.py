@@ -1,4 +1,7 @@
-"""What an algorithm's traits ask of a configuration. A rule yields one line for each thing that is wrong."""
+"""What an algorithm's traits ask of a configuration.
+
+A rule yields one line for each thing that is wrong; its docstring is what the documentation says about the trait.
+"""
 
 from collections.abc import Iterator
 
@@ -7,7 +10,7 @@ from relax_core import Traits
 
 
 def normalized_advantages(config: Config, traits: Traits) -> Iterator[str]:
-    """required: the switch is on; forbidden: it is off."""
+    """required: --normalize-advantages is needed; forbidden: it is refused."""
     name = config.advantage_estimator
     if traits.normalize_advantages == "required" and not config.normalize_advantages:
         yield f"--normalize-advantages is missing: {name} needs normalized advantages (trait normalize_advantages)"
@@ -16,14 +19,14 @@ def normalized_advantages(config: Config, traits: Traits) -> Iterator[str]:
 
 
 def normalized_rewards(config: Config, traits: Traits) -> Iterator[str]:
-    """required: rewards are not left as they are."""
+    """required: --disable-rewards-normalization is refused."""
     if traits.normalize_rewards == "required" and config.disable_rewards_normalization:
         name = config.advantage_estimator
         yield f"--disable-rewards-normalization: {name} is defined on normalized rewards (trait normalize_rewards)"
 
 
 def group_size(config: Config, traits: Traits) -> Iterator[str]:
-    """A group has at least this many samples."""
+    """--n-samples-per-prompt is at least this."""
     if config.n_samples_per_prompt < traits.min_group_size:
         yield (
             f"--n-samples-per-prompt {config.n_samples_per_prompt}: {config.advantage_estimator} compares the samples "
@@ -32,7 +35,7 @@ def group_size(config: Config, traits: Traits) -> Iterator[str]:
 
 
 def reward_components(config: Config, traits: Traits) -> Iterator[str]:
-    """yes: two or more different keys, and as many weights if any; no: none."""
+    """yes: --gdpo-reward-keys names two or more; no: it is refused."""
     keys, name = config.gdpo_reward_keys, config.advantage_estimator
     shown = f"--gdpo-reward-keys {' '.join(keys) or '(none)'}"
     if not traits.reads_components:
@@ -50,7 +53,7 @@ def reward_components(config: Config, traits: Traits) -> Iterator[str]:
 
 
 def reward_hooks(config: Config, traits: Traits) -> Iterator[str]:
-    """no: neither hook is set."""
+    """no: --custom-reward-post-process-path and --agentic-custom-advantage-path are refused."""
     hooks = {
         "--custom-reward-post-process-path": config.custom_reward_post_process_path,
         "--agentic-custom-advantage-path": config.agentic_custom_advantage_path,
@@ -62,21 +65,21 @@ def reward_hooks(config: Config, traits: Traits) -> Iterator[str]:
 
 
 def reward_kl(config: Config, traits: Traits) -> Iterator[str]:
-    """no: no KL penalty in the reward."""
+    """no: --kl-coef stays 0."""
     if config.kl_coef > 0 and not traits.allows_reward_kl:
         name = config.advantage_estimator
         yield f"--kl-coef {config.kl_coef}: {name} has no place for a KL penalty in the reward (trait allows_reward_kl)"
 
 
 def token_loss(config: Config, traits: Traits) -> Iterator[str]:
-    """yes: the loss is a mean over all tokens."""
+    """yes: --calculate-per-token-loss is needed."""
     if traits.global_token_loss and not config.calculate_per_token_loss:
         name = config.advantage_estimator
         yield f"--calculate-per-token-loss is missing: {name} averages over all tokens (trait global_token_loss)"
 
 
 def on_policy(config: Config, traits: Traits) -> Iterator[str]:
-    """yes: samples are trained on once, by the weights that sampled them."""
+    """yes: --num-steps-per-rollout 1, --max-staleness 0, --num-iters-per-train-update 1."""
     needed = {"num_steps_per_rollout": 1, "max_staleness": 0, "num_iters_per_train_update": 1}
     for field, value in needed.items():
         given = getattr(config, field)
@@ -86,7 +89,7 @@ def on_policy(config: Config, traits: Traits) -> Iterator[str]:
 
 
 def complete_batch(config: Config, traits: Traits) -> Iterator[str]:
-    """yes: an optimizer batch arrives in one piece."""
+    """yes: --num-iters-per-train-update 1, so that an optimizer batch arrives in one piece."""
     pieces = config.num_iters_per_train_update
     if traits.complete_batch and pieces > 1:
         name = config.advantage_estimator
@@ -94,7 +97,7 @@ def complete_batch(config: Config, traits: Traits) -> Iterator[str]:
 
 
 def critic(config: Config, traits: Traits) -> Iterator[str]:
-    """yes: neither hybrid nor fully async."""
+    """yes: --hybrid and --fully-async are refused."""
     if traits.needs_critic and config.mode != "colocate":
         name = config.advantage_estimator
         yield f"--{config.mode.replace('_', '-')}: {name} needs a critic, which only colocate has (trait needs_critic)"

@@ -63,7 +63,9 @@ def read(path: Path) -> list[Given]:
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError([f"--config {path}: expected 'name: value' lines, got a {root.id}"])
+        raise ConfigError(
+            [f"--config {path}: expected 'name: value' lines, got a {type(root).__name__.removesuffix('Node').lower()}"]
+        )
     return _entries(path, root)
 
 
