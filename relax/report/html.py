@@ -1,0 +1,205 @@
+"""`report.html`: a run on one page that needs nothing else, for somebody who was not there."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import attrs
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from relax.report.charts import line_chart, number
+from relax.report.story import MODEL_PHASES, OUR_PHASES, PAUSES, Record, Seconds, Story, pairs
+from relax.runtime.files import write_whole
+
+SAMPLES: Final = 12
+
+# What is drawn beside the rewards, if it was recorded: key, title, and what a reader should make of it.
+CURVES: Final = (
+    ("response/length", "response length", "tokens in a sampled response"),
+    ("response/truncated", "cut responses", "share that reached the longest allowed length unfinished"),
+    ("entropy", "entropy", "of the next token; near 0, nothing new is tried any more"),
+    ("grad_norm", "gradient norm", "before clipping; spikes mean unstable steps"),
+    ("loss", "loss", "a surrogate: in reinforcement its level says little about progress"),
+    ("ppo_kl", "policy change", "mean log-ratio between the sampling and the trained policy"),
+    ("clipfrac", "clip fraction", "share of tokens whose ratio left the clip range"),
+    ("advantage/std", "spread of the advantages", "standard deviation over an optimizer batch"),
+    ("zero_std/groups", "groups without signal", "of a rollout: all their responses were worth the same"),
+    ("samples/filtered", "filtered samples", "sampled, but not trained on: their groups carried no signal"),
+    ("samples/trained", "trained samples", "in an optimizer step"),
+    ("tokens_per_second", "tokens per second", "trained response tokens, over the whole step"),
+    ("lr", "learning rate", ""),
+)
+
+
+@attrs.frozen
+class Figure:
+    """A chart with what stands around it: `last` is its latest value, in words for people."""
+
+    title: str
+    note: str
+    last: str
+    svg: str
+
+
+@attrs.frozen
+class Change:
+    """A held-out number before and after."""
+
+    name: str
+    before: str
+    after: str
+    share: bool
+
+
+@attrs.frozen
+class Slice:
+    """A part of the time: `kind` is model, ours or pause."""
+
+    name: str
+    kind: str
+    seconds_a_step: str
+    share: float
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into a run's directory and return its path; the run may still be going.
+
+    Errors: `RelaxError` where the directory is not that of a run, or a file in it is malformed.
+    """
+    path = run_dir / "report.html"
+    write_whole(path, render(Story.read(run_dir)))
+    return path
+
+
+def render(story: Story) -> str:
+    """The page."""
+    environment = Environment(
+        loader=PackageLoader("relax.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "duration": duration}
+    seconds = story.seconds()
+    return environment.get_template("report.html").render(
+        story=story,
+        version=version("relax-rl"),
+        summary=summary(story),
+        changes=changes(story),
+        rewards=[reward_figure(story, name) for name in story.components],
+        curves=[figure for key, title, note in CURVES if (figure := curve_figure(story, key, title, note))],
+        pairs=pairs(story, SAMPLES),
+        slices=slices(seconds),
+        seconds=seconds,
+        config=(story.run_dir / "config.yaml").read_text(encoding="utf-8"),
+    )
+
+
+def summary(story: Story) -> list[str]:
+    """What was trained, how and on what, in sentences."""
+    get, count = story.setting, story.count
+    source = f"the {get('recipe')} recipe" if get("recipe") else get("prompt_data") or get("sft_data")
+    size = f"{count('num_layers')} layers of width {count('hidden_size')}"
+    sentences = [f"A Qwen3-shaped language model of {size}, random at first, was trained on {source}."]
+    if count("warm_start_steps") and get("loss_type") != "sft":
+        sentences.append(
+            f"It began with a warm start: {count('warm_start_steps')} steps of imitation (SFT) on "
+            f"{count('warm_start_batch_size')} demonstrations each."
+        )
+    if story.algorithm:
+        steps = count("num_steps_per_rollout")
+        sentences.append(
+            f"Then {story.algorithm.name} took over: {count('num_rollout')} rollouts of {count('rollout_batch_size')} "
+            f"prompts with {count('n_samples_per_prompt')} responses each, "
+            f"{'one optimizer step' if steps == 1 else f'{steps} optimizer steps'} a rollout."
+        )
+        sentences.append(_reward_sentence(story))
+    return [*sentences, f"Seed {get('seed')}."]
+
+
+def _reward_sentence(story: Story) -> str:
+    keys, weights = story.setting("gdpo_reward_keys"), story.setting("gdpo_reward_weights")
+    where = f"scored by {story.setting('custom_rm_path')}"
+    if not isinstance(keys, list) or not keys:
+        return f"It maximizes one number, {story.setting('reward_key')}, {where}."
+    factors = weights if isinstance(weights, list) and weights else [1.0] * len(keys)
+    terms = ", ".join(f"{key} (weight {number(float(factor))})" for key, factor in zip(keys, factors, strict=False))
+    return f"It maximizes {terms}, {where}."
+
+
+def changes(story: Story) -> list[Change]:
+    """Every held-out number before reinforcement and at the latest evaluation."""
+    before, latest = story.before, story.latest
+    if before is None:
+        return []
+    names = {f"reward/{name}": name for name in story.components} | {"response/length": "tokens in a response"}
+    return [
+        Change(
+            name=name,
+            before=_figure(before, key, share := _is_share(story, key)),
+            after=_figure(latest, key, share) if latest else "",
+            share=share,
+        )
+        for key, name in names.items()
+        if key in before
+    ]
+
+
+def _figure(record: Record, key: str, share: bool) -> str:
+    value = record.get(key)
+    if not isinstance(value, int | float):
+        return "–"
+    return f"{value:.1%}" if share else number(value)
+
+
+def _is_share(story: Story, key: str) -> bool:
+    """Whether a component is 0 or 1 in every recorded sample, so that its mean is a share."""
+    values = {
+        sample["rewards"].get(key.removeprefix("reward/"))
+        for record in story.evaluations
+        if isinstance(samples := record.get("samples"), list)
+        for sample in samples
+    }
+    return bool(values) and values <= {0, 1}
+
+
+def reward_figure(story: Story, name: str) -> Figure:
+    """A reward component: the mean of every rollout's samples, and the held-out evaluations."""
+    line, dots = story.curve(f"reward/{name}", "rl"), story.held_out(f"reward/{name}")
+    last = (dots or line).values[-1]
+    return Figure(name, "", number(last), line_chart(name, line, dots, warm_start=story.warm_start))
+
+
+def curve_figure(story: Story, key: str, title: str, note: str) -> Figure | None:
+    """A metric over the steps of reinforcement (of SFT, if there were no others); None if it was not recorded."""
+    line = story.curve(key, "rl") or story.curve(key)
+    if not line:
+        return None
+    return Figure(title, note, number(line.smoothed().values[-1]), line_chart(title, line))
+
+
+def slices(seconds: Seconds) -> list[Slice]:
+    """The time by phase: the model's first, then ours, then pauses; each with its share of the steps."""
+    kinds = {"model": MODEL_PHASES, "ours": OUR_PHASES, "pause": PAUSES}
+    known: dict[str, tuple[str, str]] = {
+        key: (name, kind) for kind, phases in kinds.items() for key, name in phases.items()
+    }
+    order = [*known, *(key for key in seconds.totals if key not in known)]
+    found = []
+    for key in order:
+        total = seconds.totals.get(key, 0.0)
+        name, kind = known.get(key, (key, "ours"))
+        if total > 0 and seconds.step > 0:
+            found.append(Slice(name, kind, duration(total / seconds.steps), total / seconds.step))
+    return found
+
+
+def duration(seconds: float) -> str:
+    """For people: `412 ms`, `8.2 s`, `4 min 12 s`, `1 h 05 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
