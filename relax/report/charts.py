@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from html import escape
+from itertools import accumulate
 from typing import Final
 
 import attrs
@@ -25,16 +26,11 @@ class Points:
         return bool(self.steps)
 
     def smoothed(self) -> "Points":
-        """The centred moving average; at the ends the window narrows, so that no point leans to one side."""
-        sums = [0.0]
-        for value in self.values:
-            sums.append(sums[-1] + value)
-        half, last = len(self.values) // WINDOWS, len(self.values) - 1
-        means = []
-        for index in range(len(self.values)):
-            reach = min(half, index, last - index)
-            means.append((sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1))
-        return Points(self.steps, tuple(means))
+        """The centred moving average; at the ends, over the part of the window that there is."""
+        sums = [0.0, *accumulate(self.values)]
+        half, count = len(self.values) // WINDOWS, len(self.values)
+        spans = [(max(0, index - half), min(count, index + half + 1)) for index in range(count)]
+        return Points(self.steps, tuple((sums[stop] - sums[start]) / (stop - start) for start, stop in spans))
 
     def thinned(self) -> "Points":
         """At most `MOST_POINTS`, evenly taken, the last one among them."""
@@ -66,24 +62,26 @@ class Axis:
         """The pixel of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
 
-    def ticks(self, about: int) -> list[float]:
-        """Round values, `about` so many."""
-        raw = (self.high - self.low) / about
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = next(multiple * power for multiple in (1, 2, 2.5, 5, 10) if multiple * power >= raw * 0.999)
-        first = math.ceil(self.low / step - 1e-9)
-        return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
+    def ticks(self, least: int) -> list[float]:
+        """The roundest values that are at least so many."""
+        power = 10.0 ** math.floor(math.log10(self.high - self.low))
+        for multiple in (5, 2.5, 2, 1, 0.5, 0.25, 0.2):
+            step = multiple * power
+            first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+            if last - first + 1 >= least:
+                break
+        return [index * step for index in range(first, last + 1)]
 
 
-def line_chart(title: str, line: Points, dots: Points = Points((), ()), *, warm_start: float = 0) -> str:
+def line_chart(title: str, line: Points, dots: Points = Points((), ())) -> str:
     """A chart of `line`, smoothed over its faint self, and of `dots` (held-out evaluations).
 
-    The steps up to `warm_start` are shaded. There must be at least one point.
+    There must be at least one point.
     """
     steps, values = (*line.steps, *dots.steps), (*line.values, *dots.values)
-    x = Axis(min(0, *steps), max(*steps, 1), LEFT, WIDTH - RIGHT)
+    x = Axis(min(steps), max(*steps, min(steps) + 1), LEFT, WIDTH - RIGHT)
     y = Axis.around(values, HEIGHT - BOTTOM, TOP)
-    parts = [_shade(x, warm_start), _grid(x, y)]
+    parts = [_grid(x, y)]
     if line:
         parts.append(f'<path class="raw" d="{_path(line.thinned(), x, y)}"/>')
         parts.append(f'<path class="smooth" d="{_path(line.smoothed().thinned(), x, y)}"/>')
@@ -108,14 +106,6 @@ def _path(points: Points, x: Axis, y: Axis) -> str:
     return "M" + "L".join(f"{x.at(s):.1f} {y.at(v):.1f}" for s, v in zip(points.steps, points.values, strict=True))
 
 
-def _shade(x: Axis, until: float) -> str:
-    if not until:
-        return ""
-    width = x.at(until) - LEFT
-    note = f'<text class="note" x="{LEFT + 5}" y="{TOP + 10}">warm start</text>' if width > 60 else ""
-    return f'<rect class="shade" x="{LEFT}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - TOP - BOTTOM}"/>{note}'
-
-
 def _grid(x: Axis, y: Axis) -> str:
     parts = []
     for tick in y.ticks(3):
@@ -124,7 +114,7 @@ def _grid(x: Axis, y: Axis) -> str:
         parts.append(
             f'<text class="tick" x="{LEFT - 6}" y="{level}" dy=".32em" text-anchor="end">{number(tick)}</text>'
         )
-    for tick in x.ticks(4):
+    for tick in x.ticks(3):
         parts.append(f'<text class="tick" x="{x.at(tick):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{tick:g}</text>')
     return "".join(parts)
 
@@ -141,5 +131,5 @@ def number(value: float) -> str:
     elif size >= 10:
         text = f"{value:.1f}".removesuffix(".0")
     else:
-        text = f"{value:.3f}".rstrip("0").rstrip(".") if size < 0.1 else f"{value:.2f}".rstrip("0").rstrip(".")
+        text = (f"{value:.3f}" if size < 1 else f"{value:.2f}").rstrip("0").rstrip(".")
     return text.replace("-", "−")

@@ -16,18 +16,18 @@ SAMPLES: Final = 12
 # What is drawn beside the rewards, if it was recorded: key, title, and what a reader should make of it.
 CURVES: Final = (
     ("response/length", "response length", "tokens in a sampled response"),
-    ("response/truncated", "cut responses", "share that reached the longest allowed length unfinished"),
-    ("entropy", "entropy", "of the next token; near 0, nothing new is tried any more"),
+    ("response/truncated", "cut responses", "share that reached the length limit unfinished"),
+    ("entropy", "entropy", "of the next token; near 0, nothing new is tried"),
     ("grad_norm", "gradient norm", "before clipping; spikes mean unstable steps"),
-    ("loss", "loss", "a surrogate: in reinforcement its level says little about progress"),
-    ("ppo_kl", "policy change", "mean log-ratio between the sampling and the trained policy"),
+    ("loss", "loss", "a surrogate: its level says little about progress"),
+    ("ppo_kl", "policy change", "mean log-ratio between sampling and trained policy"),
     ("clipfrac", "clip fraction", "share of tokens whose ratio left the clip range"),
     ("advantage/std", "spread of the advantages", "standard deviation over an optimizer batch"),
-    ("zero_std/groups", "groups without signal", "of a rollout: all their responses were worth the same"),
-    ("samples/filtered", "filtered samples", "sampled, but not trained on: their groups carried no signal"),
+    ("zero_std/groups", "groups without signal", "all responses to the prompt were worth the same"),
+    ("samples/filtered", "filtered samples", "sampled, but not trained on: no signal"),
     ("samples/trained", "trained samples", "in an optimizer step"),
     ("tokens_per_second", "tokens per second", "trained response tokens, over the whole step"),
-    ("lr", "learning rate", ""),
+    ("lr", "learning rate", "of the optimizer"),
 )
 
 
@@ -82,13 +82,15 @@ def render(story: Story) -> str:
     )
     environment.filters |= {"number": number, "duration": duration}
     seconds = story.seconds()
+    figures, constant = curves(story)
     return environment.get_template("report.html").render(
         story=story,
         version=version("relax-rl"),
         summary=summary(story),
         changes=changes(story),
-        rewards=[reward_figure(story, name) for name in story.components],
-        curves=[figure for key, title, note in CURVES if (figure := curve_figure(story, key, title, note))],
+        rewards=[figure for name in story.components if (figure := reward_figure(story, name))],
+        curves=figures,
+        constant=constant,
         pairs=pairs(story, SAMPLES),
         slices=slices(seconds),
         seconds=seconds,
@@ -133,7 +135,7 @@ def changes(story: Story) -> list[Change]:
     before, latest = story.before, story.latest
     if before is None:
         return []
-    names = {f"reward/{name}": name for name in story.components} | {"response/length": "tokens in a response"}
+    names = {f"reward/{name}": name for name in story.components}
     return [
         Change(
             name=name,
@@ -150,7 +152,7 @@ def _figure(record: Record, key: str, share: bool) -> str:
     value = record.get(key)
     if not isinstance(value, int | float):
         return "–"
-    return f"{value:.1%}" if share else number(value)
+    return f"{value * 100:.1f} %" if share else number(value)
 
 
 def _is_share(story: Story, key: str) -> bool:
@@ -164,19 +166,27 @@ def _is_share(story: Story, key: str) -> bool:
     return bool(values) and values <= {0, 1}
 
 
-def reward_figure(story: Story, name: str) -> Figure:
-    """A reward component: the mean of every rollout's samples, and the held-out evaluations."""
-    line, dots = story.curve(f"reward/{name}", "rl"), story.held_out(f"reward/{name}")
-    last = (dots or line).values[-1]
-    return Figure(name, "", number(last), line_chart(name, line, dots, warm_start=story.warm_start))
-
-
-def curve_figure(story: Story, key: str, title: str, note: str) -> Figure | None:
-    """A metric over the steps of reinforcement (of SFT, if there were no others); None if it was not recorded."""
-    line = story.curve(key, "rl") or story.curve(key)
-    if not line:
+def reward_figure(story: Story, name: str) -> Figure | None:
+    """A reward component: the mean of every rollout's samples, and the held-out evaluations; None while all is one."""
+    line, dots = story.curve(f"reward/{name}"), story.held_out(f"reward/{name}")
+    if len(line.steps) + len(dots.steps) < 2:
         return None
-    return Figure(title, note, number(line.smoothed().values[-1]), line_chart(title, line))
+    return Figure(name, "", number((dots or line).values[-1]), line_chart(name, line, dots))
+
+
+def curves(story: Story) -> tuple[list[Figure], list[str]]:
+    """The metrics that were recorded as charts; those that never changed in words."""
+    figures, constant = [], []
+    drawn = [(title, note, story.curve(key)) for key, title, note in CURVES]
+    if story.phase == "rl":
+        note = "cross-entropy of the demonstrations, in nats a token"
+        drawn.append(("loss of the warm start", note, story.curve("loss", "sft")))
+    for title, note, line in drawn:
+        if len(set(line.values)) > 1:
+            figures.append(Figure(title, note, number(line.smoothed().values[-1]), line_chart(title, line)))
+        elif line:
+            constant.append(f"{title} {number(line.values[0])}")
+    return figures, constant
 
 
 def slices(seconds: Seconds) -> list[Slice]:

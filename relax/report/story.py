@@ -76,34 +76,35 @@ class Story:
             for key in [*(k for k in first if k in seen), *(k for k in seen if k not in first)]
         )
 
-    def curve(self, key: str, *phases: str) -> Points:
-        """A metric over the optimizer steps (of some phases)."""
-        return _points([record for record in self.metrics if not phases or record.get("phase") in phases], key)
+    @property
+    def phase(self) -> str:
+        """What the report is about: reinforcement, or SFT as long as there is nothing else."""
+        records = (*self.metrics, *self.evaluations)
+        return "rl" if any(record.get("phase") == "rl" for record in records) else "sft"
+
+    def curve(self, key: str, phase: str | None = None) -> Points:
+        """A metric over the optimizer steps of a phase (of the one that the report is about)."""
+        return _points([record for record in self.metrics if record.get("phase") == (phase or self.phase)], key)
 
     def held_out(self, key: str) -> Points:
-        """A number of the evaluations over the optimizer steps."""
-        return _points(self.evaluations, key)
+        """A number of the evaluations over the optimizer steps of the phase that the report is about."""
+        return _points([record for record in self.evaluations if record.get("phase") == self.phase], key)
 
-    def evaluation(self, when: str, phase: str = "rl") -> Record | None:
+    def evaluation(self, when: str, phase: str) -> Record | None:
         """The evaluation before or after a phase, if it took place."""
         found = [record for record in self.evaluations if record.get("when") == when and record.get("phase") == phase]
         return found[-1] if found else None
 
     @property
     def before(self) -> Record | None:
-        """The evaluation that reinforcement (or, without it, SFT) started from."""
-        return self.evaluation("before", "rl") or self.evaluation("before", "sft")
+        """The evaluation that the phase started from."""
+        return self.evaluation("before", self.phase)
 
     @property
     def latest(self) -> Record | None:
         """The newest evaluation that is not the first: what came of it, so far."""
         newest = self.evaluations[-1] if self.evaluations else None
         return newest if newest is not self.before else None
-
-    @property
-    def warm_start(self) -> float:
-        """The last step of the warm start, 0 if there was none."""
-        return max((float(str(r["step"])) for r in self.metrics if r.get("phase") == "sft"), default=0.0)
 
     @property
     def finished(self) -> bool:
@@ -113,8 +114,8 @@ class Story:
         return bool(self.metrics) and self.metrics[-1].get("rollout") == self.count("num_rollout")
 
     def seconds(self) -> "Seconds":
-        """How the time of the reinforcement steps (of SFT steps, if there are no others) was spent."""
-        steps = [record for record in self.metrics if record.get("phase") == "rl"] or self.metrics
+        """How the time of the phase's steps was spent."""
+        steps = [record for record in self.metrics if record.get("phase") == self.phase]
         names = dict.fromkeys(key for record in steps for key in record if key.startswith("seconds/"))
         totals = {name.removeprefix("seconds/"): sum(_points(steps, name).values) for name in names}
         totals.pop("step", None)
@@ -123,7 +124,7 @@ class Story:
     @property
     def elapsed(self) -> float:
         """Seconds of all recorded steps."""
-        return sum(self.curve("seconds/step").values)
+        return sum(_points(self.metrics, "seconds/step").values)
 
 
 @attrs.frozen
