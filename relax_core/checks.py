@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
-from beartype import beartype
 from jaxtyping import jaxtyped
 
 P = ParamSpec("P")
@@ -20,15 +19,26 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     Raises (in the decorated function): jaxtyping.TypeCheckError, a TypeError that names parameter and expected shape.
     """
-    verified = jaxtyped(typechecker=beartype)(function)
+    verified: Callable[P, R] | None = None
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
+        nonlocal verified
+        if verified is None:
+            verified = _verified(function)
         return verified(*args, **kwargs)
 
     return call
+
+
+def _verified(function: Callable[P, R]) -> Callable[P, R]:
+    # Imported and generated at the first call: most of what importing this package would cost otherwise.
+    from beartype import BeartypeConf, beartype
+
+    typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float
+    return jaxtyped(typechecker=typechecker)(function)
 
 
 def checked_record(cls: type[R]) -> type[R]:

@@ -1,4 +1,4 @@
-"""Whitening in a group of real processes: two, and four. After each fault the same processes go on, so none may hang."""
+"""Whitening in groups of two and four real processes, which go on after each fault: none may hang."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Group statistics of rewards: to the bit where users migrate from, exact where values collapse, clear where they break."""
+"""Group statistics of rewards: the very bits that users know, exact where values collapse, clear where they break."""
 
 import itertools
 
@@ -101,7 +101,7 @@ def test_statistics_that_overflow_are_an_error() -> None:
     assert finite.isfinite().all()
 
 
-# --- GDPO ------------------------------------------------------------------------------------------------------------
+# --- GDPO -----------------------------------------------------------------------------------------------------------
 
 
 def distinct(scores: Tensor, size: int) -> int:
@@ -222,7 +222,7 @@ def test_broken_rewards_raise_and_name_sample_component_and_value(name: str, val
         algorithm.normalize_rewards(algorithm.hyperparameters(), matrix, torch.zeros(3, dtype=torch.long))
 
 
-# --- from reward mappings ----------------------------------------------------------------------------------------------
+# --- from reward mappings -------------------------------------------------------------------------------------------
 
 
 def test_component_matrix_reads_python_and_numpy_numbers() -> None:

@@ -1,0 +1,290 @@
+"""Records: tokens, traits, algorithms, the registry, hyperparameters, the pipeline."""
+
+import pickle
+import subprocess
+import sys
+
+import attrs
+import pytest
+import torch
+
+import relax_core as rc
+from relax_core import rewards
+from relax_core.algorithm import Algorithm
+from relax_core.algorithms import stages
+from tests.core.ranks import f64
+
+GRPO, GDPO = rc.get_algorithm("grpo"), rc.get_algorithm("gdpo")
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_know_their_geometry() -> None:
+    tokens = rc.Tokens(torch.tensor([2, 0, 3]), torch.tensor([1, 0, 1, 1, 0]).bool())
+    assert (tokens.num_samples, tokens.num_tokens) == (3, 5)
+    assert tokens.sample_of.tolist() == [0, 0, 2, 2, 2]
+    assert tokens.position.tolist() == [0, 1, 0, 1, 2]
+    assert tokens.valid.tolist() == [1, 0, 2]
+    assert tokens.offsets == (0, 2, 2, 5)
+    assert tokens.token_slice(1, 3) == slice(2, 5)
+    part = tokens.select(0, 2)
+    assert (part.lengths.tolist(), part.mask.tolist()) == ([2, 0], [True, False])
+
+
+def test_padded_and_back() -> None:
+    tokens, values = rc.Tokens.full([2, 0, 3]), torch.arange(1.0, 6.0)
+    padded = tokens.to_padded(values, fill=-1.0)
+    assert padded.tolist() == [[1, 2, -1], [-1, -1, -1], [3, 4, 5]]
+    assert torch.equal(tokens.from_padded(padded), values)
+    wider = torch.nn.functional.pad(padded, (0, 4), value=float("nan"))
+    assert torch.equal(tokens.from_padded(wider), values)
+    assert rc.Tokens.full([]).to_padded(torch.zeros(0)).shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mask", "message"),
+    [([2, 2], [1] * 5, "add up to 4 tokens, but the mask has 5"), ([3, -1], [1, 1], "sample 1 has -1 tokens")],
+)
+def test_tokens_that_cannot_be(lengths: list[int], mask: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rc.Tokens(torch.tensor(lengths), torch.tensor(mask).bool())
+
+
+def test_tokens_check_types_shapes_and_ranges() -> None:
+    tokens = rc.Tokens.full([2, 3])
+    with pytest.raises(TypeError):
+        rc.Tokens(torch.tensor([2.0]), torch.ones(2).bool())
+    with pytest.raises(TypeError):
+        rc.Tokens(torch.tensor([2]), torch.ones(2))
+    with pytest.raises(ValueError, match="4 values for 5 tokens"):
+        tokens.to_padded(torch.zeros(4))
+    with pytest.raises(ValueError, match="2 x 2, but the batch has 2 samples of up to 3"):
+        tokens.from_padded(torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"samples 1\.\.3 are not within"):
+        tokens.token_slice(1, 3)
+
+
+# --- traits and algorithms ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ratio_level", "word"),
+        ("advantage_normalization", None),
+        ("normalize_advantages", True),
+        ("normalize_rewards", "forbidden"),
+        ("needs_critic", "no"),
+        ("needs_critic", 1),
+        ("min_group_size", 0),
+        ("min_group_size", 2.0),
+        ("loss_metrics", ["ppo_kl"]),
+    ],
+)
+def test_traits_outside_their_set_name_field_and_value(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{field}.*{value!r}".replace("[", r"\[")):
+        rc.Traits(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("traits", "message"),
+    [
+        ({"normalize_advantages": "forbidden", "advantage_normalization": "token_global"}, "'token_global', but"),
+        ({"ratio_level": "sequence"}, "needs_full_log_probs is False"),
+    ],
+)
+def test_traits_that_contradict_each_other(traits: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rc.Traits(**traits)
+
+
+def test_an_undeclared_trait_is_what_grpo_has() -> None:
+    assert GRPO.traits == rc.Traits()
+
+
+def test_traits_of_gdpo() -> None:
+    changed = attrs.asdict(GDPO.traits, filter=lambda field, value: value != field.default)
+    assert changed == {
+        "reads_components": True,
+        "min_group_size": 2,
+        "normalize_rewards": "required",
+        "normalize_advantages": "forbidden",
+        "allows_reward_hooks": False,
+        "complete_batch": True,
+    }
+
+
+def test_stages_must_be_importable_by_name() -> None:
+    def inner(*_: object, **__: object) -> None: ...
+
+    for stage in (inner, lambda *_, **__: None, stages.ppo_clip.__call__):
+        with pytest.raises(ValueError, match="mine: policy_loss must be a module-level function"):
+            attrs.evolve(GRPO, name="mine", policy_loss=stage)
+    with pytest.raises(ValueError, match="mine: hyperparameters must be an attrs class"):
+        attrs.evolve(GRPO, name="mine", hyperparameters=dict)
+
+
+@pytest.mark.parametrize("name", rc.ALGORITHMS)
+def test_a_record_travels_between_processes(name: str) -> None:
+    algorithm = rc.get_algorithm(name)
+    assert algorithm.name == name
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+    assert pickle.loads(pickle.dumps(algorithm.hyperparameters())) == algorithm.hyperparameters()
+    tokens = pickle.loads(pickle.dumps(rc.Tokens.full([2, 3])))
+    assert tokens.offsets == (0, 2, 5)
+    assert pickle.loads(pickle.dumps(rc.split_by([1, 2]))) == rc.split_by([1, 2])
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown algorithm 'gdp0': known are grpo, .*did you mean 'gdpo'"):
+        rc.get_algorithm("gdp0")
+
+
+# --- hyperparameters ------------------------------------------------------------------------------------------------
+
+
+def test_hyperparameters_are_documented_and_equal_names_mean_equal_things() -> None:
+    seen: dict[str, object] = {}
+    for algorithm in rc.ALGORITHMS.values():
+        for field in attrs.fields(algorithm.hyperparameters):
+            assert field.metadata["help"].endswith((".", ")."))
+            meaning = (field.type, field.metadata["help"])
+            assert seen.setdefault(field.name, meaning) == meaning
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"eps_clip": -0.1},
+        {"eps_clip": 1.1},
+        {"eps_clip": "0.2"},
+        {"eps_clip": True},
+        {"eps_clip": float("nan")},
+        {"eps_clip": None},
+        {"eps_clip_high": -1.0},
+        {"eps_clip_high": float("inf")},
+        {"eps_clip_c": 1.0},
+        {"disable_grpo_std_normalization": 1},
+    ],
+)
+def test_hyperparameters_outside_their_range_name_field_and_value(wrong: dict[str, object]) -> None:
+    [(field, value)] = wrong.items()
+    with pytest.raises(ValueError, match=f"{field} must be .*got {value!r}"):
+        GRPO.hyperparameters(**wrong)
+
+
+def test_group_scale_can_be_switched_off() -> None:
+    matrix, groups = f64([[1.0], [3.0]]), torch.tensor([0, 0])
+    plain = GRPO.hyperparameters(disable_grpo_std_normalization=True)
+    assert GRPO.normalize_rewards(plain, matrix, groups).tolist() == [-1.0, 1.0]
+
+
+# --- signal ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "signal"),
+    [
+        ("grpo", [[0.0], [1.0]], True),
+        ("grpo", [[0.35]] * 7, False),
+        ("grpo", [[1.0], [1.0 + 1e-12]], False),
+        ("grpo", [], False),
+        ("gdpo", [[1, 0], [0, 1], [1, 0]], False),
+        ("gdpo", [[1, 0], [1, 1]], True),
+        ("gdpo", [[0.1, 0.3]] * 7, False),
+        ("gdpo", [[1, 2]], False),
+        ("gdpo", [], False),
+    ],
+)
+def test_does_a_group_carry_signal(name: str, group: list[list[float]], signal: bool) -> None:
+    algorithm = rc.get_algorithm(name)
+    matrix = f64(group).view(len(group), 2 if name == "gdpo" else 1)
+    assert rc.signal.carries_signal(algorithm, algorithm.hyperparameters(), matrix) is signal
+
+
+def test_weights_count_for_the_signal() -> None:
+    opposite = f64([[1, 0], [0, 1], [1, 0]])
+    for weights, signal in (((1.0, 0.5), True), ((1.0, 1.0), False), ((1.0, 0.0), True)):
+        hyperparameters = GDPO.hyperparameters(gdpo_reward_weights=weights)
+        assert rc.signal.carries_signal(GDPO, hyperparameters, opposite) is signal
+
+
+def test_signal_of_many_groups_at_once() -> None:
+    matrix = f64([[1, 0], [5, 5], [0, 1], [5, 5], [2, 0], [7, 7]])
+    ids = torch.tensor([9, -2, 9, -2, 9, 4])
+    assert rc.signal.groups_with_signal(GDPO, GDPO.hyperparameters(), matrix, ids).tolist() == [False, False, True]
+
+
+def test_broken_rewards_are_no_silent_no() -> None:
+    with pytest.raises(ValueError, match="is nan"):
+        rc.signal.carries_signal(GRPO, GRPO.hyperparameters(), f64([[float("nan")], [1.0]]))
+
+
+# --- pipeline -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["grpo", "gdpo"])
+def test_pipeline_is_its_stages(name: str) -> None:
+    torch.manual_seed(6)
+    matrix, groups = torch.rand(6, 1 + (name == "gdpo")).double(), torch.tensor([0, 1, 0, 1, 0, 1])
+    tokens = rc.Tokens.full([1, 2, 3, 1, 0, 2])
+    log_probs = (-torch.rand(9)).requires_grad_()
+    old = log_probs.detach() - 0.1
+    outcome = rc.pipeline(name, segment=rc.split_by([2, 4]))(matrix, groups, tokens, log_probs, old)
+    algorithm = rc.get_algorithm(name)
+    hyperparameters = algorithm.hyperparameters()
+    scores = algorithm.normalize_rewards(hyperparameters, matrix, groups)
+    estimate = algorithm.estimate_advantages(hyperparameters, scores, tokens, segment=rc.split_by([2, 4]))
+    loss = algorithm.policy_loss(hyperparameters, log_probs, old, estimate.advantages.float(), tokens)
+    weights = rc.reducers.sample_mean(tokens)
+    assert torch.equal(outcome.scores, scores)
+    assert torch.equal(outcome.advantages, estimate.advantages)
+    assert torch.equal(outcome.loss, rc.reducers.weighted_sum(loss.loss, weights))
+    assert outcome.metrics["ppo_kl"].item() == pytest.approx(-0.1, rel=1e-5)
+    outcome.loss.backward()
+    assert log_probs.grad.any()
+
+
+def test_pipeline_refuses_another_algorithms_hyperparameters() -> None:
+    with pytest.raises(TypeError, match="gdpo takes Hyperparameters"):
+        rc.pipeline("gdpo", GRPO.hyperparameters())
+    assert isinstance(rc.pipeline(GRPO).algorithm, Algorithm)
+
+
+# --- imports --------------------------------------------------------------------------------------------------------
+
+UNIMPORTABLE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"ray", "megatron", "transformers", "tensordict", "transfer_queue", "numpy_is_fine"}:
+            raise ImportError(f"{name} must not be imported")
+sys.meta_path.insert(0, Refuse())
+if "break" in sys.argv:
+    import transformers
+import time, torch
+before, started = set(sys.modules), time.perf_counter()
+import relax_core
+seconds = time.perf_counter() - started
+relax_core.pipeline("gdpo").scores(torch.rand(4, 2).double(), torch.zeros(4, dtype=torch.long))
+tops = lambda names: {name.split(".")[0] for name in names}
+allowed = {"relax_core", "jaxtyping", "beartype", "attrs", "attr", "wadler_lindig", *sys.stdlib_module_names}
+print(sorted(tops(sys.modules) - tops(before) - allowed), seconds)
+"""
+
+
+def test_import_needs_torch_jaxtyping_beartype_and_attrs_only() -> None:
+    run = subprocess.run([sys.executable, "-c", UNIMPORTABLE], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("[]"), run.stdout
+
+
+def test_the_import_test_can_fail() -> None:
+    run = subprocess.run([sys.executable, "-c", UNIMPORTABLE, "break"], capture_output=True, text=True, check=False)
+    assert "transformers must not be imported" in run.stderr
+
+
+def test_public_names() -> None:
+    for name in rc.__all__:
+        assert hasattr(rc, name)
+    assert rewards.group_ids is rc.rewards.group_ids
