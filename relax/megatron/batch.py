@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from relax.data.samples import Sequences
+from relax.megatron.model import ModelConfig
 
 
 @attrs.frozen
@@ -26,16 +27,30 @@ class PaddedBatch:
     targets: Tensor  # [tokens], int64
 
 
+def check_fit(sequences: Sequences, config: ModelConfig) -> None:
+    """Raises ValueError that names the first sample with more tokens than positions, or an id outside the vocabulary."""
+    for index, (prompt, response) in enumerate(zip(sequences.prompts, sequences.responses, strict=True)):
+        tokens = prompt + response
+        if len(tokens) > config.max_position_embeddings:
+            raise ValueError(
+                f"sample {index} has {len(tokens)} tokens, but the model has {config.max_position_embeddings} positions: "
+                "shorten it or raise max_position_embeddings"
+            )
+        if max(tokens) >= config.vocab_size or min(tokens) < 0:
+            raise ValueError(f"sample {index} has a token id outside the vocabulary of {config.vocab_size}")
+
+
 def pad(sequences: Sequences, start: int, stop: int, device: torch.device) -> PaddedBatch:
     """Samples `start` to `stop` of `sequences` on `device`. The last token of a sample is predicted, never fed."""
     chosen = sequences.select(start, stop)
-    prompts = torch.tensor([len(prompt) for prompt in chosen.prompts], dtype=torch.int64)
-    lengths = prompts + torch.tensor([len(response) for response in chosen.responses], dtype=torch.int64)
-    width = max(2, int(lengths.max())) if len(chosen) else 2
+    # Where a rank has no sample it still runs the model, on one row of padding, so that all ranks do the same.
+    prompts = torch.tensor([len(prompt) for prompt in chosen.prompts] or [0], dtype=torch.int64)
+    lengths = prompts + torch.tensor([len(response) for response in chosen.responses] or [0], dtype=torch.int64)
+    width = max(2, int(lengths.max()))
     flat = list(chain.from_iterable(chain.from_iterable(zip(chosen.prompts, chosen.responses, strict=True))))
 
     place = torch.arange(width)
-    tokens = torch.zeros(len(chosen), width, dtype=torch.int64)
+    tokens = torch.zeros(len(lengths), width, dtype=torch.int64)
     tokens[place < lengths.unsqueeze(1)] = torch.tensor(flat, dtype=torch.int64)
     loss_mask = ((place >= prompts.unsqueeze(1)) & (place < lengths.unsqueeze(1)))[:, 1:]
     return PaddedBatch(

@@ -17,8 +17,8 @@ from relax.megatron import shim
 def megatron_process(seed: int, *, timeout_s: float = 600.0) -> Iterator[None]:
     """Joins the job that torchrun describes in the environment, or makes one of this process alone.
 
-    Leaves it at the end. Collectives give up after `timeout_s` seconds. The backend is NCCL on GPUs and gloo elsewhere. A job of one process
-    opens no port. Everything that touches Megatron-core must happen inside.
+    Leaves it at the end. Collectives give up after `timeout_s` seconds. The backend is NCCL on GPUs and gloo elsewhere.
+    A job of one process opens no port. Everything that touches Megatron-core must happen inside.
 
     Raises RuntimeError when this process already is part of a job.
     """

@@ -55,7 +55,7 @@ class _TokenStatistics(torch.autograd.Function):
 def token_statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of each distribution: [tokens, local vocabulary], [tokens] -> 2 x [tokens].
 
-    In nats. The local shard of tensor-parallel rank r holds ids r * size up to (r + 1) * size. Differentiable in the logits.
+    In nats, differentiable in the logits. Tensor-parallel rank r holds the ids from r * size up to (r + 1) * size.
     """
     log_probs, entropy = _TokenStatistics.apply(logits, targets)  # type: ignore[no-untyped-call]
     return log_probs, entropy

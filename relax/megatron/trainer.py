@@ -10,12 +10,13 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch import Tensor, distributed
 
 from relax.data.samples import Sequences
 from relax.errors import RelaxError
 from relax.megatron import shim
-from relax.megatron.batch import PaddedBatch, micro_batches
+from relax.megatron.batch import PaddedBatch, check_fit, micro_batches
 from relax.megatron.model import ModelConfig, PolicyModel, build_model
 from relax.megatron.optimizer import OptimizerConfig, build_optimizer
 from relax.megatron.token_statistics import token_statistics
@@ -128,6 +129,20 @@ class Trainer:
         self._seconds = {"forward_backward": stepped - started, "optimizer": time.perf_counter() - stepped}
         return update
 
+    def state(self, *, is_loading: bool = False) -> dict[str, object]:
+        """Weights, optimizer and schedule in Megatron's sharded form, for `checkpoint`."""
+        metadata = ensure_metadata_has_dp_cp_group(None)
+        with shim.cpu_for_cuda():
+            model = self.model.sharded_state_dict(metadata=metadata)
+            optimizer = self._optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
+        return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` described and a checkpoint brought back."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scheduler.load_state_dict(state["scheduler"])
+
     def _step(self, metrics: dict[str, float]) -> Update:
         if not all(torch.isfinite(buffer.grad_data.sum()) for buffer in self._ddp.buffers):
             raise RelaxError(
@@ -146,7 +161,7 @@ class Trainer:
 
     def _schedule(self, sequences: Sequences, reduce: Callable[..., object], *, forward_only: bool) -> list[Any]:
         """Runs Megatron's schedule over the micro-batches: `reduce(batch, logits)` of each."""
-        too_long = self.model_config.max_position_embeddings + 1
+        check_fit(sequences, self.model_config)
 
         def forward_step(
             batches: Iterator[PaddedBatch], model: torch.nn.Module
@@ -162,7 +177,7 @@ class Trainer:
                 data_iterator=micro_batches(sequences, self.micro_batch_size, shim.device()),
                 model=self._ddp,
                 num_microbatches=-(-max(1, len(sequences)) // self.micro_batch_size),
-                seq_length=too_long,
+                seq_length=self.model_config.max_position_embeddings,
                 micro_batch_size=self.micro_batch_size,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,

@@ -81,11 +81,19 @@ def sample(
     temperature: float,
     generator: torch.Generator,
     eos_id: int,
+    max_positions: int,
     device: torch.device,
 ) -> list[list[Completion]]:
     """The loop behind `Engine.generate`. Finished rows leave the batch; random numbers are drawn before."""
     if not prompts:
         return []
+    if not all(prompts):
+        raise ValueError(f"prompt {[bool(prompt) for prompt in prompts].index(False)} is empty: it needs a token")
+    if max(map(len, prompts)) + max_new_tokens > max_positions:
+        raise ValueError(
+            f"a prompt of {max(map(len, prompts))} tokens and {max_new_tokens} new ones need more than the model's "
+            f"{max_positions} positions"
+        )
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
     rows = len(prompts) * n

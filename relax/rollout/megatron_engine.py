@@ -43,6 +43,7 @@ class MegatronEngine:
             temperature=temperature,
             generator=generator,
             eos_id=self.eos_id,
+            max_positions=self._model.max_position_embeddings,
             device=self._model.rotary_cos.device,
         )
 
