@@ -1,0 +1,127 @@
+"""Group statistics: the same bits for every order, exact collapse and cancellation, the plain expression to the bit."""
+
+from fractions import Fraction
+
+import numpy as np
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import relax_core as rc
+from property_tests.strategies import grouped, numbers, permutations
+from relax_core import rewards
+from relax_core.numerics import accumulate, group_deviations, group_sums, numbered, rounded
+
+ONES = torch.ones(2, dtype=torch.float64)
+
+
+@given(data=st.data(), batch=grouped(components=2))
+def test_decoupled_gives_the_same_bits_for_every_order(data, batch):
+    matrix, groups = batch
+    out, copy = rewards.decoupled(matrix, groups, ONES), matrix.clone()
+    order = data.draw(permutations(len(groups)))
+    assert torch.equal(rewards.decoupled(matrix[order], groups[order], ONES), out[order])
+    assert torch.equal(matrix, copy)
+
+
+@given(batch=grouped(components=2))
+def test_a_group_is_untouched_to_the_bit_by_its_neighbours(batch):
+    matrix, groups = batch
+    out = rewards.decoupled(matrix, groups, ONES)
+    for group in groups.unique():
+        members = groups == group
+        assert torch.equal(rewards.decoupled(matrix[members], groups[members], ONES), out[members])
+
+
+@given(batch=grouped(components=3), weights=st.lists(st.floats(-10, 10), min_size=3, max_size=3))
+def test_decoupled_is_the_formula(batch, weights):
+    matrix, groups = batch
+    out = rewards.decoupled(matrix, groups, torch.tensor(weights, dtype=torch.float64))
+    for group in groups.unique():
+        members = (groups == group).numpy()
+        x = matrix.numpy()[members].astype(np.longdouble)
+        flat = x.min(0) == x.max(0)
+        z = np.where(flat, 0, (x - x.mean(0)) / (x.std(0, ddof=1) + np.longdouble("1e-4")))
+        # longdouble itself is only so good when a spread sits on a large offset.
+        slack = 1e-18 * np.abs(x).max(0) / (x.std(0, ddof=1) + 1e-4)
+        bound = float((np.abs(weights) * (1e-14 + slack)).sum()) * 10
+        assert float(np.abs(out.numpy()[members] - (z * weights).sum(1)).max()) <= bound
+
+
+@given(batch=grouped(), constant=st.integers(-(2**40), 2**40), spread=st.integers(1, 2**40), power=st.integers(-60, 60))
+def test_an_exact_constant_minus_a_component_cancels_it(batch, constant, spread, power):
+    _, groups = batch
+    first = torch.randint(0, spread + 1, (len(groups),), generator=torch.Generator().manual_seed(spread))
+    matrix = torch.stack([first, constant - first], 1).double() * 2.0**power
+    assert not rewards.decoupled(matrix, groups, ONES).any()
+
+
+@given(data=st.data(), batch=grouped(components=1))
+def test_a_flat_component_leaves_the_other_untouched_to_the_bit(data, batch):
+    matrix, groups = batch
+    flat = torch.full_like(matrix, data.draw(st.sampled_from([0.0, 0.1, 0.3, -1e30])))
+    alone = rewards.standardized(matrix, groups)[:, 0]
+    assert torch.equal(rewards.decoupled(torch.cat([flat, matrix], 1), groups, ONES), alone)
+    assert torch.equal(rewards.decoupled(torch.cat([matrix, flat], 1), groups, ONES), alone)
+
+
+@given(batch=grouped(components=2), shift=st.integers(-1000, 1000), power=st.integers(0, 6))
+def test_shift_and_positive_scale_change_nothing_beyond_eps(batch, shift, power):
+    _, groups = batch
+    generator = torch.Generator().manual_seed(abs(shift))
+    matrix = torch.randint(-8, 9, (len(groups), 2), generator=generator).double()
+    moved = matrix * torch.tensor([2.0**power, 1.0], dtype=torch.float64) + torch.tensor([shift, 0.0])
+    plain, changed = (rewards.decoupled(values, groups, ONES, eps=0.0) for values in (matrix, moved))
+    torch.testing.assert_close(changed, plain, rtol=1e-14, atol=1e-14)
+    with_eps = rewards.decoupled(moved, groups, ONES)
+    torch.testing.assert_close(with_eps, plain, rtol=1e-3, atol=2e-3)
+
+
+@given(batch=grouped(components=1, least=1), scale=st.booleans())
+def test_group_mean_std_is_the_plain_expression_to_the_bit(batch, scale):
+    values, groups = batch[0][:, 0].float(), batch[1]
+    assume(values.abs().max() < 1e18)  # beyond, the plain expression itself overflows
+    out = rewards.group_mean_std(values, groups, scale=scale)
+    for group in groups.unique():
+        r = values[groups == group]
+        c = r - r.mean()
+        if scale and len(r) > 1:
+            c = c / (c.std() + 1e-6)
+        assert torch.equal(out[groups == group], torch.zeros_like(c) if r.min() == r.max() else c)
+
+
+@given(batch=grouped(components=2))
+def test_signal_is_what_the_scores_say(batch):
+    matrix, groups = batch
+    algorithm = rc.get_algorithm("gdpo")
+    scores = algorithm.normalize_rewards(algorithm.hyperparameters(), matrix, groups).float()
+    signal = rc.signal.groups_with_signal(algorithm, algorithm.hyperparameters(), matrix, groups)
+    expected = [bool(scores[groups == group].min() != scores[groups == group].max()) for group in groups.unique()]
+    assert signal.tolist() == expected
+
+
+# --- the sums underneath ----------------------------------------------------------------------------------------------
+
+
+@given(data=st.data(), count=st.integers(1, 60))
+def test_exact_sums_round_once(data, count):
+    values = torch.cat([data.draw(numbers(count)), -data.draw(numbers(count))])
+    exact = sum(map(Fraction, values.tolist()))
+    index = torch.zeros(len(values), dtype=torch.long)
+    total = Fraction(rounded(accumulate(values, index, 1)).item())
+    assert abs(total - exact) <= abs(exact) * Fraction(1, 2**51)
+    order = data.draw(permutations(len(values)))
+    assert torch.equal(accumulate(values, index, 1), accumulate(values[order], index, 1))
+
+
+@given(batch=grouped(components=2, least=1))
+def test_group_sums_and_deviations(batch):
+    matrix, groups = batch
+    _, ids, counts = numbered(groups)
+    sums, deviations = group_sums(matrix, ids, len(counts)), group_deviations(matrix, ids, counts)
+    for group in range(len(counts)):
+        members = matrix[ids == group].numpy().astype(np.longdouble)
+        scale = np.abs(members).max(0)
+        assert (np.abs(sums[group].numpy() - members.sum(0)) <= 1e-15 * scale * len(members)).all()
+        expected = members - members.mean(0)
+        assert (np.abs(deviations[ids == group].numpy() - expected) <= 3e-16 * np.abs(expected) + 1e-18 * scale).all()
