@@ -28,13 +28,13 @@ class PaddedBatch:
 
 
 def check_fit(sequences: Sequences, config: ModelConfig) -> None:
-    """Raises ValueError that names the first sample with more tokens than positions, or an id outside the vocabulary."""
+    """Raises ValueError that names the first sample with too many tokens, or with an id outside the vocabulary."""
     for index, (prompt, response) in enumerate(zip(sequences.prompts, sequences.responses, strict=True)):
         tokens = prompt + response
         if len(tokens) > config.max_position_embeddings:
             raise ValueError(
-                f"sample {index} has {len(tokens)} tokens, but the model has {config.max_position_embeddings} positions: "
-                "shorten it or raise max_position_embeddings"
+                f"sample {index} has {len(tokens)} tokens, but the model has {config.max_position_embeddings} positions"
+                ": shorten it or raise max_position_embeddings"
             )
         if max(tokens) >= config.vocab_size or min(tokens) < 0:
             raise ValueError(f"sample {index} has a token id outside the vocabulary of {config.vocab_size}")

@@ -83,7 +83,7 @@ def load(path: Path, trainer: Trainer) -> dict[str, object]:
         with torch.no_grad(), _megatron_code():
             state = dist_checkpointing.load(trainer.state(is_loading=True), str(path))
             trainer.load_state(state)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         raise CheckpointError(f"could not load checkpoint {path}: {_reason(error)}") from error
     extra: dict[str, object] = state["extra"]
     return extra

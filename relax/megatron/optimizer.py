@@ -3,6 +3,7 @@
 from typing import Literal
 
 import attrs
+import torch
 from attrs import validators
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
@@ -71,6 +72,7 @@ def build_optimizer(
         )
     for group in optimizer.param_groups:
         group["fused"] = True  # torch's one-pass kernel: the same update in a fraction of the time
+    _start_moments(optimizer.optimizer)
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -85,3 +87,14 @@ def build_optimizer(
         wd_incr_style="constant",
     )
     return optimizer, scheduler
+
+
+def _start_moments(adam: torch.optim.Optimizer) -> None:
+    """Gives Adam the state it would make at its first step, so that a checkpoint taken before is complete too."""
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            adam.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }

@@ -135,12 +135,14 @@ class Trainer:
         with shim.cpu_for_cuda():
             model = self.model.sharded_state_dict(metadata=metadata)
             optimizer = self._optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
+        optimizer["state"].setdefault("common_step", torch.zeros(()))  # Megatron leaves out a count of zero
         return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state` described and a checkpoint brought back."""
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
+        self._scheduler.num_steps = 0  # Megatron adds the loaded count to what is there
         self._scheduler.load_state_dict(state["scheduler"])
 
     def _step(self, metrics: dict[str, float]) -> Update:

@@ -1,0 +1,169 @@
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from relax.data.samples import Completion, Sequences
+from relax.megatron.trainer import Trainer
+from relax.rollout.engine import Engine, choose, sample
+from relax.rollout.megatron_engine import MegatronEngine
+from relax.rollout.transformers_engine import TransformersEngine
+from tests.megatron.test_trainer import WeightedLoss
+
+MakeTrainer = Callable[..., Trainer]
+EOS = 1
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18]]
+ENGINES = pytest.mark.parametrize("engine_type", [MegatronEngine, TransformersEngine])
+
+
+def responses(
+    engine: Engine, prompts: Sequence[Sequence[int]] = PROMPTS, *, temperature: float = 1.0, n: int = 3, seed: int = 4
+) -> list[list[Completion]]:
+    generator = torch.Generator().manual_seed(seed)
+    return engine.generate(prompts, n=n, max_new_tokens=20, temperature=temperature, generator=generator)
+
+
+@ENGINES
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_reported_log_probs_are_the_trainers(
+    make_trainer: MakeTrainer, engine_type: type[MegatronEngine], temperature: float
+) -> None:
+    trainer = make_trainer(temperature=temperature)
+    engine = engine_type(EOS)
+    engine.update_weights(trainer)
+    groups = responses(engine, temperature=temperature)
+    sampled = Sequences(
+        tuple(tuple(prompt) for prompt, group in zip(PROMPTS, groups, strict=True) for _ in group),
+        tuple(completion.token_ids for group in groups for completion in group),
+    )
+    reported = torch.tensor([value for group in groups for completion in group for value in completion.log_probs])
+    torch.testing.assert_close(reported, trainer.log_probs(sampled).log_probs, atol=1e-5, rtol=0)
+    lengths = {len(response) for response in sampled.responses}
+    assert len(lengths) > 2  # rows ended at different times
+    for completion in (completion for group in groups for completion in group):
+        assert completion.finished == (completion.token_ids[-1] == EOS)
+        assert EOS not in completion.token_ids[:-1]
+        assert completion.finished or len(completion.token_ids) == 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_both_engines_say_the_same(make_trainer: MakeTrainer, temperature: float) -> None:
+    trainer = make_trainer()
+    engines = MegatronEngine(EOS), TransformersEngine(EOS)
+    for engine in engines:
+        engine.update_weights(trainer)
+    ours, theirs = (responses(engine, temperature=temperature) for engine in engines)
+    assert [[c.token_ids for c in group] for group in ours] == [[c.token_ids for c in group] for group in theirs]
+
+
+@ENGINES
+def test_a_prompt_is_answered_as_it_would_be_alone(
+    make_trainer: MakeTrainer, engine_type: type[MegatronEngine]
+) -> None:
+    engine = engine_type(EOS)
+    engine.update_weights(make_trainer())
+    together = responses(engine, temperature=0.0, n=1)
+    for prompt, group in zip(PROMPTS, together, strict=True):
+        (alone,) = responses(engine, [prompt], temperature=0.0, n=1)
+        assert alone[0].token_ids == group[0].token_ids
+        assert alone[0].log_probs == pytest.approx(group[0].log_probs, abs=1e-5)
+
+
+@ENGINES
+def test_a_seed_decides_and_the_global_random_state_is_left_alone(
+    make_trainer: MakeTrainer, engine_type: type[MegatronEngine]
+) -> None:
+    engine = engine_type(EOS)
+    engine.update_weights(make_trainer())
+    before = torch.get_rng_state()
+    assert responses(engine) == responses(engine)
+    assert responses(engine) != responses(engine, seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_weights_arrive_when_the_protocol_says(make_trainer: MakeTrainer, sequences: Sequences) -> None:
+    trainer = make_trainer()
+    engine, reference = TransformersEngine(EOS), MegatronEngine(EOS)
+    engine.update_weights(trainer)
+    reference.update_weights(trainer)
+    before = responses(engine)
+    trainer.update(sequences, WeightedLoss(sequences))
+    assert responses(engine) == before
+    engine.update_weights(trainer)
+    updated = responses(engine)
+    assert updated != before
+    assert [[c.token_ids for c in g] for g in updated] == [[c.token_ids for c in g] for g in responses(reference)]
+
+
+@ENGINES
+def test_requests_that_cannot_be_met_are_refused(make_trainer: MakeTrainer, engine_type: type[MegatronEngine]) -> None:
+    engine = engine_type(EOS)
+    with pytest.raises(RuntimeError, match="call update_weights first"):
+        responses(engine)
+    engine.update_weights(make_trainer())
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        responses(engine, [[3], []])
+    with pytest.raises(ValueError, match="prompt of 50 tokens and 20 new ones"):
+        responses(engine, [[3] * 50])
+    assert responses(engine, []) == []
+
+
+def test_choices_follow_the_distribution() -> None:
+    """An even grid of N random numbers must give each token N times its probability, to within one."""
+    probabilities = torch.tensor([0.1, 0.0, 0.25, 0.4, 0.05, 0.2], dtype=torch.float64)
+    grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    for temperature in (1.0, 0.5):
+        expected = probabilities ** (1 / temperature)
+        expected = expected / expected.sum()
+        tokens, log_probs = choose(probabilities.log().float().expand(1000, -1), grid, temperature)
+        counts = torch.bincount(tokens, minlength=6)
+        assert (counts - 1000 * expected).abs().max() <= 1.0
+        torch.testing.assert_close(log_probs.double(), expected[tokens].log(), atol=1e-6, rtol=0)
+
+
+def test_the_extremes_of_the_random_numbers_hit_possible_tokens() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]]).expand(2, -1)
+    tokens, _ = choose(logits, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64), 1.0)
+    assert tokens.tolist() == [1, 2]
+
+
+class Countdown:
+    """A made-up model: the token after t is t - 1; so a prompt that ends in k answers k - 1, ..., 1, 0."""
+
+    def __init__(self) -> None:
+        self.prefilled: list[int] = []
+        self.batches: list[int] = []
+
+    def prefill(self, prompts: Tensor, lengths: Tensor, n: int, max_new_tokens: int) -> Tensor:
+        self.prefilled = lengths.tolist()
+        return self._logits(prompts[range(len(prompts)), lengths - 1])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.batches.append(len(tokens))
+        return self._logits(tokens)
+
+    def keep(self, rows: Tensor) -> None:
+        assert len(rows) > 0
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        return 100.0 * torch.nn.functional.one_hot(tokens - 1, 10).float()
+
+
+def test_prompts_are_read_once_and_finished_rows_leave() -> None:
+    model = Countdown()
+    groups = sample(
+        model,
+        [[9, 2], [4]],
+        n=2,
+        max_new_tokens=3,
+        temperature=1.0,
+        generator=torch.Generator().manual_seed(0),
+        eos_id=0,
+        max_positions=100,
+        device=torch.device("cpu"),
+    )
+    assert [[c.token_ids for c in group] for group in groups] == [[(1, 0)] * 2, [(3, 2, 1)] * 2]
+    assert [[c.finished for c in group] for group in groups] == [[True] * 2, [False] * 2]
+    assert model.prefilled == [2, 1]
+    assert model.batches == [4, 2]
