@@ -4,6 +4,7 @@ import argparse
 import re
 import shutil
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -103,12 +104,10 @@ def unknown(words: Sequence[str]) -> list[str]:
     """A line for every flag that does not exist, with the nearest one that does, and for every stray word."""
     flags = [option.flag for option in options().values()] + ["--config", "--resume", "--help"]
     faults = []
-    after_flag = False
-    for word in words:
+    for before, word in pairwise(("", *words)):
         if word.startswith("--"):
             name = word.partition("=")[0]
             faults.append(f"{name}: unknown flag{suggestion(name, flags)}")
-            after_flag = True
-        elif not after_flag:
+        elif not before.startswith("--"):  # else it was meant as that flag's value
             faults.append(f"unexpected {word!r}")
     return faults

@@ -4,6 +4,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -123,14 +124,15 @@ class Given:
     fault: str | None = None
 
 
-def options_of(cls: type[attrs.AttrsInstance], section: str = "") -> list[Option]:
+@cache
+def options_of(cls: type[attrs.AttrsInstance], section: str = "") -> tuple[Option, ...]:
     """One option for every field of an attrs class, in order.
 
     Metadata: "help" is needed, "section" defaults to the argument. A field without a default, or whose default depends
     on other fields, shows "help" alone.
     """
     hints = typing.get_type_hints(cls)
-    return [
+    return tuple(
         Option(
             name=field.name,
             kind=Kind.of(hints[field.name]),
@@ -140,4 +142,4 @@ def options_of(cls: type[attrs.AttrsInstance], section: str = "") -> list[Option
         )
         for field in attrs.fields(cls)
         if "help" in field.metadata
-    ]
+    )

@@ -53,7 +53,7 @@ WARM_START, KEEPING, PLACEMENT = "warm start", "evaluation and checkpoints", "pl
 
 
 def _global_batch_size(config: "Config") -> int:
-    return config.rollout_batch_size * config.n_samples_per_prompt // config.num_steps_per_rollout
+    return max(1, config.samples_per_rollout // config.num_steps_per_rollout)
 
 
 @attrs.frozen(kw_only=True)

@@ -16,7 +16,7 @@ SCALARS: Final[Mapping[str, re.Pattern[str]]] = {
     "null": re.compile(r"(?:~|null|Null|NULL|)$"),
     "int": re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"),
     "float": re.compile(
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
     ),
 }
 
