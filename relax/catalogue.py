@@ -20,6 +20,13 @@ STAGES: Final = {
     "policy_loss": "advantages -> loss",
 }
 WIDTH: Final = 100
+TRAITS_INTRODUCTION: Final = """\
+<!-- Written by `python -m relax.catalogue > docs/traits.md`; a test compares. -->
+# Traits and their checks
+
+An algorithm states facts about itself in its record's `traits`; what it does not state asserts the default. Before
+anything starts, every configuration is checked against them, whether it came from flags, YAML or Python.
+"""
 
 
 @attrs.frozen
@@ -79,6 +86,15 @@ def trait_table() -> list[tuple[str, str, str]]:
     return [(field.name, _shown(field.default), rules.get(field.name, "")) for field in attrs.fields(Traits)]
 
 
+def traits_page() -> str:
+    """The page of the documentation that `trait_table` fills."""
+    rows = "".join(
+        f"| `{trait}` | {default} | {rule or 'not checked: it speaks to the runtime'} |\n"
+        for trait, default, rule in trait_table()
+    )
+    return f"{TRAITS_INTRODUCTION}\n| trait | default | what the configuration is checked for |\n|---|---|---|\n{rows}"
+
+
 def _entry(name: str) -> Entry:
     if name not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
@@ -131,3 +147,7 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    print(traits_page(), end="")

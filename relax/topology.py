@@ -9,6 +9,7 @@ from relax_core import Traits
 Role = Literal["actor", "critic", "rollout", "advantages", "reference", "actor_fwd", "sft"]
 Mode = Literal["colocate", "hybrid", "fully_async"]
 Debug = Literal["rollout", "train"]
+LossType = Literal["policy_loss", "sft"]
 
 
 @attrs.frozen
@@ -16,7 +17,7 @@ class Placement:
     """How a run is placed. `truly_on_policy`: samples never wait, so the actor's own log-probs are the old ones."""
 
     mode: Mode = "colocate"
-    loss_type: Literal["policy_loss", "sft"] = "policy_loss"
+    loss_type: LossType = "policy_loss"
     debug: Debug | None = None
     truly_on_policy: bool = False
 

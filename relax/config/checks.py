@@ -6,8 +6,7 @@ from typing import Final
 import attrs
 
 from relax.config import trait_checks
-from relax.config.options import options_of
-from relax.config.record import Config
+from relax.config.record import Config, config_options
 from relax_core import Traits
 
 # Settings whose feature the runtime does not have yet: any value but the default is refused with this text. Whoever
@@ -63,7 +62,7 @@ def faults_of(config: Config, *, without: Collection[str] = ()) -> list[str]:
 
 def available(config: Config, traits: Traits) -> Iterator[str]:
     """Only what the runtime can do is asked of it."""
-    for option in options_of(Config):
+    for option in config_options():
         value = getattr(config, option.name)
         if option.name in UNAVAILABLE and value != option.default:
             shown = "" if value is True else f" {value}"
@@ -75,7 +74,7 @@ def available(config: Config, traits: Traits) -> Iterator[str]:
 
 def effective(config: Config, traits: Traits) -> Iterator[str]:
     """Nothing is set that has no effect."""
-    for option in options_of(Config):
+    for option in config_options():
         switch = DEPENDENT.get(option.name)
         value = getattr(config, option.name)
         if switch and value != option.default and not getattr(config, switch):

@@ -9,7 +9,7 @@ import attrs
 
 from relax.config import checks
 from relax.config.options import Given, Kind, Option, options_of
-from relax.config.record import ALGORITHM, Config
+from relax.config.record import ALGORITHM, Config, config_options
 from relax.errors import ConfigError, suggestion
 from relax.recipes import RECIPES
 from relax_core import ALGORITHMS, Algorithm
@@ -24,7 +24,7 @@ KNOWN_HYPERPARAMETERS: Final = ("value_clip", "gamma", "lambd", "sapo_tau_pos", 
 @cache
 def options() -> Mapping[str, Option]:
     """Every setting by name: the fields of `Config`, then the hyperparameters of all algorithms."""
-    found = {option.name: option for option in options_of(Config)}
+    found = {option.name: option for option in config_options()}
     for name, algorithm in ALGORITHMS.items():
         for option in options_of(algorithm.hyperparameters, ALGORITHM):
             seen = found.get(option.name, option)

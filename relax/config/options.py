@@ -4,7 +4,6 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -124,7 +123,6 @@ class Given:
     fault: str | None = None
 
 
-@cache
 def options_of(cls: type[attrs.AttrsInstance], section: str = "") -> tuple[Option, ...]:
     """One option for every field of an attrs class, in order.
 

@@ -3,17 +3,18 @@
 # ruff: noqa: RUF009 - `setting` makes attrs fields
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import attrs
 
-from relax.config.options import options_of
+from relax.config.options import Option, options_of
+from relax.topology import Debug, Mode, Placement, Role, roles
 from relax_core import Algorithm, get_algorithm
 
 T = TypeVar("T")
 Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]  # of numbers, whose type the field states
-Mode = Literal["colocate", "hybrid", "fully_async"]
 
 
 def bounded(holds: Callable[[float], bool], wanted: str) -> Validator:
@@ -184,6 +185,12 @@ class Config:
         return self.num_steps_per_rollout == 1 and self.max_staleness == 0 and self.num_iters_per_train_update == 1
 
     @property
+    def roles(self) -> tuple[Role, ...]:
+        """What the run is made of, in the order in which it starts."""
+        debug: Debug | None = "rollout" if self.debug_rollout_only else "train" if self.debug_train_only else None
+        return roles(self.algorithm.traits, Placement(self.mode, self.loss_type, debug, self.truly_on_policy))
+
+    @property
     def samples_per_rollout(self) -> int:
         """Prompts times responses."""
         return self.rollout_batch_size * self.n_samples_per_prompt
@@ -195,7 +202,7 @@ class Config:
 
     def values(self) -> dict[str, object]:
         """Every setting by name, the algorithm's hyperparameters included."""
-        own = {option.name: getattr(self, option.name) for option in options_of(Config)}
+        own = {option.name: getattr(self, option.name) for option in config_options()}
         return {**own, **self.hyperparameter_values()}
 
     def hyperparameter_values(self) -> Mapping[str, object]:
@@ -213,10 +220,16 @@ class Config:
         from relax.config.yaml_text import dump  # PyYAML comes with the extras
 
         sections: dict[str, dict[str, object]] = {}
-        for option in options_of(Config):
+        for option in config_options():
             if option.name != "output":
                 sections.setdefault(option.section, {})[option.name] = getattr(self, option.name)
         own = attrs.fields_dict(Config)
         sections[ALGORITHM] |= {n: v for n, v in self.hyperparameter_values().items() if n not in own}
         text = "\n".join(f"# {section}\n{dump(values)}" for section, values in sections.items())
         return text.replace("\nglobal_batch_size:", "\n# global_batch_size:")
+
+
+@cache
+def config_options() -> tuple[Option, ...]:
+    """The settings that are no algorithm's own."""
+    return options_of(Config)
