@@ -1,6 +1,6 @@
 """Pure, shape-typed functions for reinforcement-learning post-training."""
 
-from relax_core import advantages, collectives, kl, losses, numerics, reducers, rewards, signal
+from relax_core import advantages, collectives, corrections, kl, losses, numerics, reducers, rewards, signal
 from relax_core.algorithm import Advantages, Algorithm, TokenLoss, Traits
 from relax_core.batch import Tokens
 from relax_core.collectives import local, split_by, whole_batch
@@ -16,6 +16,7 @@ __all__ = [
     "Traits",
     "advantages",
     "collectives",
+    "corrections",
     "get_algorithm",
     "kl",
     "local",

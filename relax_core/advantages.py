@@ -1,14 +1,26 @@
 """Scores -> advantages: one number for each sample becomes one for each response token."""
 
+from collections.abc import Callable
+from typing import Final
+
 import attrs
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from relax_core.algorithm import AdvantageNormalization, Advantages
 from relax_core.batch import Tokens
 from relax_core.checks import checked
-from relax_core.collectives import Batches, Reduce, Segment, agree, cut, local
+from relax_core.collectives import Batches, Reduce, Segment, agree, cut, local, whole_batch
 from relax_core.numerics import FLOAT32_MAX, GDPO_EPS, accumulate, rounded
+
+WHITEN_EPS: Final = 1e-8
+"""Added to the variance when advantages are whitened (as THUDM/slime and verl do)."""
+VARIANCE_FLOOR: Final = 1e-8
+"""The least variance that `token_global` divides by (OpenRLHF's REINFORCE++)."""
+
+
+# --- spreading a sample's score over its tokens ----------------------------------------------------------------------
 
 
 @checked
@@ -16,6 +28,86 @@ def broadcast(scores: Float[Tensor, " samples"], tokens: Tokens) -> Float[Tensor
     """Every response token carries its sample's score. Scores are data: no gradient passes."""
     tokens.expect_samples(scores)
     return scores.detach()[tokens.sample_of]
+
+
+@checked
+def broadcast_valid(scores: Float[Tensor, " samples"], tokens: Tokens) -> Float[Tensor, " tokens"]:
+    """Every valid token carries its sample's score, every other 0."""
+    return torch.where(tokens.mask, broadcast(scores, tokens), 0.0)
+
+
+@checked
+def token_rewards(
+    scores: Float[Tensor, " samples"],
+    tokens: Tokens,
+    *,
+    kl: Float[Tensor, " tokens"] | None = None,
+    kl_coef: float = 0.0,
+) -> Float[Tensor, " tokens"]:
+    """-kl_coef * kl on valid tokens, plus the sample's score on its last valid one; 0 elsewhere.
+
+    Raises:
+        ValueError: a kl_coef without kl.
+    """
+    if kl_coef and kl is None:
+        raise ValueError(f"kl_coef is {kl_coef}, but no kl was passed")
+    spread = broadcast(scores, tokens)
+    rewards = torch.where(tokens.mask & (tokens.valid_after == 0), spread, 0.0)
+    if kl_coef and kl is not None:
+        rewards = rewards - kl_coef * torch.where(tokens.mask, kl.detach().to(rewards.dtype), 0.0)
+    return rewards
+
+
+@checked
+def discounted_returns(rewards: Float[Tensor, " tokens"], tokens: Tokens, *, gamma: float) -> Float[Tensor, " tokens"]:
+    """G_t = r_t + gamma G_{t+1} along each response; 0 on masked tokens, which the recursion walks through.
+
+    REINFORCE++, arXiv 2501.03262. A scan: log2(longest response) passes over all tokens at once, in which no response
+    touches another, so that its numbers do not depend on what else is in the batch.
+    """
+    tokens.expect_tokens(rewards)
+    after = tokens.lengths.to(rewards.device)[tokens.sample_of] - 1 - tokens.position
+    selected = torch.where(tokens.mask, rewards.detach(), 0.0)
+    return torch.where(tokens.mask, _scan(selected, after, gamma), 0.0)
+
+
+@checked
+def gae(
+    rewards: Float[Tensor, " tokens"],
+    values: Float[Tensor, " tokens"],
+    tokens: Tokens,
+    *,
+    gamma: float,
+    lambd: float,
+) -> Advantages:
+    """delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lambd A_{t+1}; returns = A + V. arXiv 1506.02438.
+
+    t counts valid tokens only: masked ones are skipped, not walked through, and carry 0. A scan, as
+    `discounted_returns` is.
+    """
+    tokens.expect_tokens(rewards)
+    valid = tokens.mask.nonzero()[:, 0]
+    r, v, after = rewards.detach()[valid], values.detach()[valid].to(rewards.dtype), tokens.valid_after[valid]
+    next_v = torch.where(after > 0, torch.cat([v[1:], v[:1]]), 0.0)
+    advantages = _scan(r + gamma * next_v - v, after, gamma * lambd)
+    start = torch.zeros_like(rewards)
+    return Advantages(start.index_copy(0, valid, advantages), start.index_copy(0, valid, advantages + v))
+
+
+def _scan(values: Tensor, after: Tensor, decay: float) -> Tensor:
+    """x_t = values_t + decay * x_{t+1}, where `after` tells how many tokens of the same response follow t.
+
+    By doubling: once x_t sums the next `reach` terms, adding decay**reach * x_{t+reach} doubles them.
+    """
+    x, reach, longest = values.clone(), 1, int(after.max()) if len(after) else 0
+    after = after.int()
+    while reach <= longest:
+        x[:-reach] += torch.where(after[:-reach] >= reach, x[reach:] * decay**reach, 0.0)
+        reach *= 2
+    return x
+
+
+# --- over all samples or tokens of an optimizer batch, on all ranks ---------------------------------------------------
 
 
 def whiten_samples(
@@ -41,35 +133,112 @@ def whiten_samples(
             float32, or another number of batches; or when a batch is empty on all ranks together.
         TypeError: on every rank alike, when one has scores that are no floating-point vector.
     """
-    device = getattr(scores, "device", torch.device("cpu"))
-    share = agree(lambda: _share(scores, tokens, segment), lambda share: share.batches.count, reduce, device)
-    batches, values, seen = share.batches, share.values, share.values.float().double()
 
-    totals = _sums([values, seen, torch.ones_like(values)], batches, reduce)
-    count = totals[:, 2]
-    if (count == 0).any() and count.sum() > 0:
-        raise ValueError(f"optimizer batch {int(count.argmin())} holds no sample on any rank")
-    mean, equal = (totals[:, column] / count for column in (0, 1))
+    def share() -> _Share:
+        _expect_scores(scores, tokens)
+        return _Share(scores.detach().double(), cut(len(scores), segment, scores.device))
 
-    deviations = values - mean[batches.of_sample]
-    different = (seen != equal[batches.of_sample]).double()
-    squares, differing = _sums([deviations.square(), different], batches, reduce).unbind(dim=1)
-    std = (squares / (count - 1)).sqrt()
-    whitened = torch.where((differing > 0)[batches.of_sample], deviations / (std + eps)[batches.of_sample], 0.0)
-    return whitened.to(scores.dtype)
+    found = _statistics(share, scores, reduce)
+    std = (found.squares / (found.count - 1)).sqrt()
+    return found.zero_where_equal(found.deviations / (std + eps)[found.of]).to(scores.dtype)
+
+
+def normalize(
+    advantages: Float[Tensor, " tokens"],
+    tokens: Tokens,
+    kind: AdvantageNormalization,
+    *,
+    reduce: Reduce = local,
+) -> Float[Tensor, " tokens"]:
+    """`whiten` or `token_global`, by name, as an algorithm's trait `advantage_normalization` gives it."""
+    return (whiten if kind == "whiten" else token_global)(advantages, tokens, reduce=reduce)
+
+
+def whiten(
+    advantages: Float[Tensor, " tokens"], tokens: Tokens, *, shift_mean: bool = True, reduce: Reduce = local
+) -> Float[Tensor, " tokens"]:
+    """(A - mean) * rsqrt(var + 1e-8) over the valid tokens of all ranks, unbiased; 0 on masked tokens.
+
+    Without `shift_mean`, A * rsqrt(var + 1e-8). Exact sums, exact collapse and errors as in `whiten_samples`.
+    """
+    found = _token_statistics(advantages, tokens, reduce)
+    scale = (found.squares / (found.count - 1) + WHITEN_EPS).rsqrt()[found.of]
+    values = found.zero_where_equal(found.deviations * scale) if shift_mean else found.values * scale
+    return _scatter(values, advantages, tokens)
+
+
+def token_global(
+    advantages: Float[Tensor, " tokens"], tokens: Tokens, *, reduce: Reduce = local
+) -> Float[Tensor, " tokens"]:
+    """(A - mean) / sqrt(max(var, 1e-8)) over the valid tokens of all ranks, population variance; 0 on masked tokens.
+
+    REINFORCE++, arXiv 2501.03262. Exact sums, exact collapse and errors as in `whiten_samples`.
+    """
+    found = _token_statistics(advantages, tokens, reduce)
+    std = (found.squares / found.count).clamp(min=VARIANCE_FLOOR).sqrt()
+    return _scatter(found.zero_where_equal(found.deviations / std[found.of]), advantages, tokens)
+
+
+def _token_statistics(advantages: Tensor, tokens: Tokens, reduce: Reduce) -> "_Statistics":
+    def share() -> _Share:
+        _expect_advantages(advantages, tokens)
+        values = advantages.detach()[tokens.mask].double()
+        return _Share(values, cut(len(values), whole_batch, values.device))
+
+    return _statistics(share, advantages, reduce)
+
+
+def _scatter(valid: Tensor, like: Tensor, tokens: Tokens) -> Tensor:
+    return torch.zeros_like(like).masked_scatter(tokens.mask, valid.to(like.dtype))
 
 
 @attrs.frozen(eq=False)
 class _Share:
-    """A rank's part of what is whitened."""
+    """A rank's values, float64 [n], and the batch that each belongs to."""
 
     values: Tensor
     batches: Batches
 
 
-def _share(scores: Tensor, tokens: Tokens, segment: Segment | None) -> _Share:
-    _expect_scores(scores, tokens)
-    return _Share(scores.detach().to(torch.float64), cut(len(scores), segment, scores.device))
+@attrs.frozen(eq=False)
+class _Statistics:
+    """Of each batch on all ranks: how many values, and the sum of their squared deviations. The latter are local."""
+
+    values: Float[Tensor, " n"]
+    of: Int[Tensor, " n"]
+    deviations: Float[Tensor, " n"]
+    count: Float[Tensor, " batches"]
+    squares: Float[Tensor, " batches"]
+    equal: Bool[Tensor, " batches"]
+
+    def zero_where_equal(self, results: Tensor) -> Tensor:
+        """Exact zeros for batches whose values a trainer cannot tell apart."""
+        return torch.where(self.equal[self.of], 0.0, results)
+
+
+def _statistics(share: Callable[[], _Share], like: Tensor, reduce: Reduce) -> _Statistics:
+    """Two-pass statistics of every batch, in three collectives."""
+    device = getattr(like, "device", torch.device("cpu"))
+    own = agree(share, lambda own: own.batches.count, reduce, device)
+    batches, values = own.batches, own.values
+    # The sum of equal float32 numbers is exact, and so is their mean: a batch collapses where nobody differs from it.
+    seen = values.float().double()
+    totals = _sums([values, seen, torch.ones_like(values)], batches, reduce)
+    count = totals[:, 2]
+    if (count == 0).any() and count.sum() > 0:
+        raise ValueError(f"optimizer batch {int(count.argmin())} holds no sample on any rank")
+    mean, mean_seen = totals[:, 0] / count, totals[:, 1] / count
+    deviations = values - mean[batches.of_sample]
+    differs = (seen != mean_seen[batches.of_sample]).double()
+    squares, differing = _sums([deviations.square(), differs], batches, reduce).unbind(dim=1)
+    return _Statistics(values, batches.of_sample, deviations, count, squares, differing == 0)
+
+
+def _sums(columns: list[Tensor], batches: Batches, reduce: Reduce) -> Tensor:
+    """Exact sums of each column over each batch on all ranks, [batches, columns]. One collective."""
+    index = batches.of_sample[None, :] * len(columns) + torch.arange(len(columns), device=columns[0].device)[:, None]
+    sums = accumulate(torch.cat(columns), index.flatten(), batches.count * len(columns))
+    return rounded(reduce(sums, "sum")).view(batches.count, len(columns))
 
 
 @checked
@@ -81,8 +250,11 @@ def _expect_scores(scores: Float[Tensor, " samples"], tokens: Tokens) -> None:
         raise ValueError(f"the score of sample {sample} is {scores[sample].item()}, which is not finite in float32")
 
 
-def _sums(columns: list[Tensor], batches: Batches, reduce: Reduce) -> Tensor:
-    """Exact sums of each column over each batch on all ranks, [batches, columns]. One collective."""
-    index = batches.of_sample[None, :] * len(columns) + torch.arange(len(columns), device=columns[0].device)[:, None]
-    sums = accumulate(torch.cat(columns), index.flatten(), batches.count * len(columns))
-    return rounded(reduce(sums, "sum")).view(batches.count, len(columns))
+@checked
+def _expect_advantages(advantages: Float[Tensor, " tokens"], tokens: Tokens) -> None:
+    tokens.expect_tokens(advantages)
+    broken = tokens.mask & ~(advantages.abs() <= FLOAT32_MAX)
+    if broken.any():
+        token = int(broken.nonzero()[0])
+        where = f"token {int(tokens.position[token])} of sample {int(tokens.sample_of[token])}"
+        raise ValueError(f"the advantage of {where} is {advantages[token].item()}, which is not finite in float32")

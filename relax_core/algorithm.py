@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Generic, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 import attrs
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from relax_core import reducers
 from relax_core.batch import Tokens
 from relax_core.checks import checked_record
 from relax_core.collectives import Reduce, Segment, local, whole_batch
@@ -87,6 +88,35 @@ class PolicyLoss(Protocol[H_contra]):
     ) -> TokenLoss: ...
 
 
+@runtime_checkable
+class ValueLoss(Protocol[H_contra]):
+    """The critic's loss: values, old values and returns [tokens] -> a loss for each token."""
+
+    def __call__(
+        self,
+        hyperparameters: H_contra,
+        values: Float[Tensor, " tokens"],
+        old_values: Float[Tensor, " tokens"],
+        returns: Float[Tensor, " tokens"],
+        tokens: Tokens,
+        /,
+    ) -> TokenLoss: ...
+
+
+@runtime_checkable
+class Reducer(Protocol[H_contra]):
+    """The weight of each token in the loss, from the geometry of a whole optimizer batch. See `relax_core.reducers`."""
+
+    def __call__(
+        self, hyperparameters: H_contra, tokens: Tokens, /, *, reduce: Reduce = local
+    ) -> Float64[Tensor, " tokens"]: ...
+
+
+def sample_mean(hyperparameters: object, tokens: Tokens, *, reduce: Reduce = local) -> Float64[Tensor, " tokens"]:
+    """Mean over samples of the mean over tokens: what an algorithm reduces by unless it says otherwise."""
+    return reducers.sample_mean(tokens, reduce=reduce)
+
+
 RatioLevel = Literal["token", "sequence"]
 AdvantageNormalization = Literal["whiten", "token_global"]
 Need = Literal["optional", "required", "forbidden"]
@@ -152,6 +182,8 @@ class Traits:
 class Algorithm(Generic[H]):
     """A record of three pure functions, their hyperparameters and their traits.
 
+    Besides, a reducer says how token losses are weighed, and an algorithm with a critic has the critic's loss.
+
     Stage functions are module-level functions that take their hyperparameters, so that a record pickles by reference
     and compares equal in another process.
 
@@ -164,12 +196,17 @@ class Algorithm(Generic[H]):
     normalize_rewards: NormalizeRewards[H]
     estimate_advantages: EstimateAdvantages[H]
     policy_loss: PolicyLoss[H]
+    reducer: Reducer[H] = sample_mean
+    value_loss: ValueLoss[H] | None = None
     traits: Traits = Traits()
 
     def __attrs_post_init__(self) -> None:
         if not attrs.has(self.hyperparameters):
             raise ValueError(f"{self.name}: hyperparameters must be an attrs class, got {self.hyperparameters!r}")
-        for stage in ("normalize_rewards", "estimate_advantages", "policy_loss"):
+        if self.value_loss is not None and not self.traits.needs_critic:
+            raise ValueError(f"{self.name}: value_loss is given, but trait needs_critic is False")
+        stages = ("normalize_rewards", "estimate_advantages", "policy_loss", "reducer")
+        for stage in (*stages, *(["value_loss"] if self.value_loss else [])):
             if not _importable(getattr(self, stage)):
                 raise ValueError(f"{self.name}: {stage} must be a module-level function, got {getattr(self, stage)!r}")
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import attrs
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from relax_core.checks import checked, checked_record
@@ -76,6 +76,21 @@ class Tokens:
         return torch.zeros_like(self.lengths, device=self.mask.device, dtype=torch.long).index_add(
             0, self.sample_of, self.mask.long()
         )
+
+    @cached_property
+    def valid_after(self) -> Int[Tensor, " tokens"]:
+        """How many tokens that count follow each token in its own response."""
+        counted = self.mask.long().cumsum(0)
+        ends = torch.tensor(self.offsets[1:], dtype=torch.long, device=self.mask.device)
+        return counted[ends[self.sample_of] - 1] - counted
+
+    def sample_mean(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " samples"]:
+        """The mean of each response's values over its tokens that count, summed in float64; 0 where none does.
+
+        Masked values must be 0 already, so that their gradient is, too.
+        """
+        sums = values.new_zeros(self.num_samples, dtype=torch.float64).index_add(0, self.sample_of, values.double())
+        return (sums / self.valid.clamp(min=1)).to(values.dtype)
 
     def token_slice(self, start: int, stop: int) -> slice:
         """The part of the token axis that samples start..stop (stop excluded) occupy."""

@@ -56,17 +56,39 @@ class GroupScale:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class Clip:
-    """For the clipped surrogate loss: the probability ratio counts within [1 - eps_clip, 1 + eps_clip_high]."""
+class KlInReward:
+    """For algorithms whose token rewards carry a KL penalty."""
+
+    kl_coef: float = hyperparameter(
+        0.0, "Weight of the KL from the reference policy in each token's reward.", check=between(0.0)
+    )
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class Discount:
+    """For algorithms whose tokens look ahead."""
+
+    gamma: float = hyperparameter(1.0, "Discount of the reward from one token to the next.", check=between(0.0, 1.0))
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class ClipRange:
+    """The probability ratio counts within [1 - eps_clip, 1 + eps_clip_high]."""
 
     eps_clip: float = hyperparameter(
         0.2, "The probability ratio is clipped below 1 minus this.", check=between(0.0, 1.0)
     )
     eps_clip_high: float | None = hyperparameter(
         None,
-        "The probability ratio is clipped above 1 plus this (default: eps_clip).",
+        "The probability ratio is clipped above 1 plus this (default: eps_clip, unless the algorithm says otherwise).",
         check=between(0.0, optional=True),
     )
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class Clip(ClipRange):
+    """For the clipped surrogate loss."""
+
     eps_clip_c: float | None = hyperparameter(
         None,
         "Dual clip: where the advantage is negative, the loss is at most this times its size (default: no bound).",

@@ -29,7 +29,8 @@ def estimate(
     there and has no gradient. An importance weight multiplies first, and is taken as a constant.
 
     The gradients are those of the formulas, without a score-function term: differentiated on samples of the policy
-    itself, k2 gives an unbiased gradient of the KL, k1 one of expectation 0, k3 that of the reverse divergence.
+    itself, k2 gives an unbiased gradient of the KL, k1 one of expectation 0, k3 that of the reverse divergence. Take
+    `loss` where a KL is to be minimized.
     """
     wide = torch.promote_types(log_probs.dtype, torch.float32)
     d = log_probs.to(wide) - ref_log_probs.to(wide)
@@ -48,3 +49,23 @@ def estimate(
     if kind == "low_var_kl":
         kl = kl.clamp(-LOW_VAR_BOUND, LOW_VAR_BOUND)
     return kl.to(log_probs.dtype)
+
+
+@checked
+def loss(
+    log_probs: Float[Tensor, " tokens"],
+    ref_log_probs: Float[Tensor, " tokens"],
+    kind: Kind,
+    importance: Float[Tensor, " tokens"] | None = None,
+) -> Float[Tensor, " tokens"]:
+    """`estimate`, differentiable into the gradient of the KL of each token given what precedes it.
+
+    On samples of the policy itself the gradient of E[k] is E[grad k + k grad log_probs]; the second, score-function
+    term is added for k1, k3 and low_var_kl, whose expectation is the KL (low_var_kl's up to its clamp). k2 has the
+    right gradient without: E[d grad log_probs]. On samples of another policy pass `importance`, the ratio to it.
+    """
+    kl = estimate(log_probs, ref_log_probs, kind, importance)
+    if kind == "k2":
+        return kl
+    score = (kl.detach() * (log_probs - log_probs.detach())).to(kl.dtype)
+    return kl + score

@@ -57,7 +57,7 @@ class Pipeline(Generic[H]):
 
     def weights(self, tokens: Tokens) -> Float64[Tensor, " tokens"]:
         """The reducer's weight of each token: one optimizer batch at a time."""
-        return reducers.sample_mean(tokens, reduce=self.reduce)
+        return self.algorithm.reducer(self.hyperparameters, tokens, reduce=self.reduce)
 
     def loss(
         self,

@@ -5,12 +5,34 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from relax_core.algorithm import Algorithm
+from relax_core.algorithms.cispo import CISPO
+from relax_core.algorithms.dapo import DAPO
+from relax_core.algorithms.dr_grpo import DR_GRPO
 from relax_core.algorithms.gdpo import GDPO
 from relax_core.algorithms.grpo import GRPO
+from relax_core.algorithms.gspo import GSPO
+from relax_core.algorithms.gspo_token import GSPO_TOKEN
+from relax_core.algorithms.m2po import M2PO
+from relax_core.algorithms.ppo import PPO
+from relax_core.algorithms.reinforce_plus_plus import REINFORCE_PLUS_PLUS
+from relax_core.algorithms.reinforce_plus_plus_baseline import REINFORCE_PLUS_PLUS_BASELINE
+from relax_core.algorithms.rloo import RLOO
+from relax_core.algorithms.sapo import SAPO
 
 # `Any`, since a mapping holds algorithms of unlike hyperparameters: the one place where their type is not known.
 ALGORITHMS: Final[Mapping[str, Algorithm[Any]]] = {
     "grpo": GRPO,
+    "dr_grpo": DR_GRPO,
+    "dapo": DAPO,
+    "gspo": GSPO,
+    "gspo_token": GSPO_TOKEN,
+    "sapo": SAPO,
+    "cispo": CISPO,
+    "rloo": RLOO,
+    "m2po": M2PO,
+    "reinforce_plus_plus": REINFORCE_PLUS_PLUS,
+    "reinforce_plus_plus_baseline": REINFORCE_PLUS_PLUS_BASELINE,
+    "ppo": PPO,
     "gdpo": GDPO,
 }
 

@@ -88,13 +88,13 @@ def expect_finite(rewards: Float[Tensor, "samples components"]) -> None:
         )
 
 
-def _groups(groups: Tensor, least: int) -> tuple[Tensor, Tensor]:
-    """Group numbers 0, 1, ... and the groups' sizes, of at least `least` samples each."""
+def _groups(groups: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`numbered` groups, of at least `least` samples each."""
     names, ids, counts = numbered(groups)
     if (counts < least).any():
         small = int(counts.argmin())
         raise ValueError(f"group {int(names[small])} has {int(counts[small])} samples, expected at least {least}")
-    return ids, counts
+    return names, ids, counts
 
 
 def _rows(ids: Tensor, counts: Tensor) -> Iterator[Tensor]:
@@ -117,7 +117,7 @@ def group_mean_std(
     Raises:
         ValueError: rewards so large that the statistics overflow.
     """
-    ids, counts = _groups(groups, least=1)
+    _, ids, counts = _groups(groups, least=1)
     scores = torch.zeros_like(rewards)
     for members in _rows(ids, counts):
         group = rewards[members]
@@ -130,6 +130,41 @@ def group_mean_std(
         sample = int((~scores.isfinite()).nonzero()[0])
         raise ValueError(f"the statistics of group {int(groups[sample])} overflow {rewards.dtype}")
     return scores
+
+
+@checked
+def leave_one_out(rewards: Float[Tensor, " samples"], groups: Int[Tensor, " samples"]) -> Float[Tensor, " samples"]:
+    """r - mean of the other rewards of the group = G / (G - 1) * (r - mean). RLOO, arXiv 2402.14740, Eq. 9.
+
+    Computed in float64, with exact zeros where all rewards of a group are equal.
+
+    Raises:
+        ValueError: a group of one sample; a reward that is not finite (names group, positions and values).
+    """
+    _, ids, counts = _groups(groups, least=2)
+    _expect_finite_groups(rewards, groups)
+    values = rewards.detach().double()[:, None]
+    size = counts[ids].double()
+    return (group_deviations(values, ids, counts)[:, 0] * (size / (size - 1))).to(rewards.dtype)
+
+
+def _expect_finite_groups(rewards: Tensor, groups: Tensor) -> None:
+    broken = (~(rewards.abs() <= FLOAT32_MAX)).nonzero()[:, 0]
+    if len(broken):
+        group = int(groups[broken[0]])
+        positions = broken[groups[broken] == group]
+        raise ValueError(f"group {group} has rewards {rewards[positions].tolist()} at samples {positions.tolist()}")
+
+
+@checked
+def overlong_penalty(lengths: Int[Tensor, " samples"], *, max_length: int, buffer: int) -> Float64[Tensor, " samples"]:
+    """What to add to the reward of long responses: 0 until `buffer` tokens before `max_length`, -1 from there on.
+
+    Falls linearly within the buffer. Soft overlong punishment of DAPO, arXiv 2503.14476, Eq. 13.
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueError(f"the buffer must be 1 to max_length ({max_length}) tokens, got {buffer}")
+    return ((max_length - buffer - lengths.double()) / buffer).clamp(-1, 0)
 
 
 @checked
@@ -158,7 +193,7 @@ def standardized(
 ) -> Float64[Tensor, "samples components"]:
     """Step 1 of GDPO alone: every component's z. Raises as `decoupled` does."""
     expect_finite(rewards)
-    ids, counts = _groups(groups, least=2)
+    _, ids, counts = _groups(groups, least=2)
     values = rewards.detach().to(torch.float64)
     deviations = group_deviations(values, ids, counts)
     variances = group_sums(deviations.square(), ids, len(counts)) / (counts - 1)[:, None]

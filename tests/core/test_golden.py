@@ -1,5 +1,7 @@
 """Every golden number that concerns a stage that exists."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -84,6 +86,70 @@ def test_whiten_over_two_ranks() -> None:
 def test_ppo_clip() -> None:
     loss = losses.ppo_clip(LOG_PROBS, OLD, ADVANTAGES, TOKENS, eps_clip=0.2, eps_clip_high=0.2)
     close(loss.loss, STAGES["ppo_clip"])
+
+
+VALID = MASKED.mask
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("sapo", lambda *batch: losses.sapo(*batch, tau_pos=1.0, tau_neg=1.05)),
+        ("cispo", lambda *batch: losses.cispo(*batch, eps_clip=0.2)),
+        ("reinforce", losses.reinforce),
+    ],
+)
+def test_token_losses(name: str, run: Callable[..., rc.TokenLoss]) -> None:
+    close(run(LOG_PROBS, OLD, ADVANTAGES, TOKENS).loss, STAGES[name])
+    masked = run(LOG_PROBS, OLD, ADVANTAGES, MASKED).loss
+    close(masked[VALID], f64(STAGES[name])[VALID].tolist())
+    assert not masked[~VALID].any()
+
+
+def test_gspo() -> None:
+    stage = STAGES["gspo"]
+    close(MASKED.sample_mean(torch.where(VALID, LOG_PROBS - OLD, 0.0)), stage["log_ratio_per_response"])
+    for token_gradient in (False, True):
+        loss = losses.gspo(LOG_PROBS, OLD, ADVANTAGES, MASKED, eps_clip=0.2, token_gradient=token_gradient).loss
+        close(loss[VALID], f64(stage["loss"])[VALID].tolist())
+        assert not loss[~VALID].any()
+
+
+def test_value_loss() -> None:
+    stage = STAGES["value_loss"]
+    values, old, returns = (f64(stage[name]) for name in ("values", "old_values", "returns"))
+    loss = losses.value_loss(values, old, returns, rc.Tokens.full([3]), value_clip=stage["value_clip"])
+    close(loss.loss, stage["out"])
+    assert loss.metrics["value_clipfrac"].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_leave_one_out() -> None:
+    stage = STAGES["leave_one_out"]
+    close(rewards.leave_one_out(f64(stage["rewards"]), torch.zeros(4, dtype=torch.long)), stage["out"])
+
+
+@pytest.mark.parametrize("stage", STAGES["gae"], ids=["plain", "discounted"])
+def test_gae(stage: dict) -> None:
+    tokens, kl_values = rc.Tokens.full([3]), f64(stage["kl"])
+    token_rewards = advantages.token_rewards(f64([stage["reward"]]), tokens, kl=kl_values, kl_coef=stage["kl_coef"])
+    out = advantages.gae(token_rewards, f64(stage["values"]), tokens, gamma=stage["gamma"], lambd=stage["lambd"])
+    close(out.advantages, stage["advantages"])
+    close(out.returns, stage["returns"])
+
+
+def test_discounted_return() -> None:
+    stage = STAGES["discounted_return"]
+    algorithm = rc.get_algorithm("reinforce_plus_plus")
+    hyperparameters = algorithm.hyperparameters(kl_coef=stage["kl_coef"], gamma=stage["gamma"])
+    tokens = rc.Tokens(torch.tensor([3]), torch.tensor(stage["mask"]).bool())
+    out = algorithm.estimate_advantages(hyperparameters, f64([stage["reward"]]), tokens, kl=f64(stage["kl"]))
+    close(out.advantages, stage["out"])
+
+
+def test_token_global() -> None:
+    stage = STAGES["token_global"]
+    tokens = rc.Tokens(torch.tensor([5]), torch.tensor(stage["mask"]).bool())
+    close(advantages.token_global(f64(stage["advantages"]), tokens), stage["out"])
 
 
 def test_dual_clip() -> None:

@@ -18,6 +18,8 @@ def masked(lengths: list[int], mask: list[int]) -> rc.Tokens:
 # --- every loss of the registry -------------------------------------------------------------------------------------
 
 NAMES = list(rc.ALGORITHMS)
+# Their value depends on log-probs through a stopped gradient as well, which a numerical derivative sees.
+STOPPED = {"cispo": losses.cispo, "gspo_token": losses.gspo}
 TOKENS = masked([3, 0, 4, 2], [1, 1, 0, 1, 1, 0, 1, 0, 0])
 
 
@@ -34,7 +36,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return log_probs, log_probs + 0.1 * (torch.rand(9).double() - 0.5), advantages
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in STOPPED])
 def test_gradcheck(name: str, batch: tuple[Tensor, Tensor, Tensor]) -> None:
     log_probs, old, advantages = batch
     assert torch.autograd.gradcheck(
@@ -44,8 +46,8 @@ def test_gradcheck(name: str, batch: tuple[Tensor, Tensor, Tensor]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_at_ratio_one_the_gradient_is_reinforces(name: str, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-    log_probs, _, advantages = batch
-    log_probs.requires_grad_()
+    """Given one advantage for a response, as a group's score is."""
+    log_probs, advantages = batch[0].requires_grad_(), batch[2][:4][TOKENS.sample_of]
     weights = reducers.sample_mean(TOKENS)
     reducers.weighted_sum(loss_of(name, log_probs, log_probs.detach(), advantages).loss, weights).backward()
     torch.testing.assert_close(log_probs.grad, -weights * advantages)
