@@ -1,6 +1,7 @@
 """The records that move between rollout, rewards and training."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import attrs
 import torch
@@ -66,6 +67,15 @@ class Sequences:
             return Tokens.full(lengths)
         flat = [trained for mask in self.masks for trained in mask]
         return Tokens(lengths, torch.tensor(flat, dtype=torch.bool))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompts and responses together."""
+        return sum(map(len, self.prompts)) + sum(map(len, self.responses))
+
+    def split(self, sizes: Sequence[int]) -> list["Sequences"]:
+        """Consecutive parts of `sizes` samples."""
+        return [self.select(stop - size, stop) for stop, size in zip(accumulate(sizes), sizes, strict=True)]
 
     def select(self, start: int, stop: int) -> "Sequences":
         """Samples `start` to `stop`."""

@@ -12,6 +12,7 @@ from relax.errors import RelaxError
 
 END = "<eos>"
 PAD = "<pad>"
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 class TextCodec:
@@ -49,15 +50,15 @@ class TextCodec:
         self.tokenizer.save_pretrained(directory)
 
 
-def character_codec(words: Sequence[str] = ()) -> TextCodec:
-    """One token for each printable ASCII character, and one for each of `words` (tags, for instance)."""
-    vocabulary = [PAD, END, "<unk>", *words, *string.printable]
+def character_codec() -> TextCodec:
+    """One token for each printable ASCII character, and one for each of the usual tags."""
+    vocabulary = [PAD, END, "<unk>", *TAGS, *string.printable]
     tokenizer = Tokenizer(
         models.WordLevel({token: index for index, token in enumerate(vocabulary)}, unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in TAGS])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, unk_token="<unk>")
     return TextCodec(fast, "printable ASCII characters")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 LARGEST = 99
 HELD_OUT = 500
 DEMONSTRATIONS = 8_000
-WRONG = 0.4
+WRONG = 0.3
 UNFORMATTED = 0.5
 WORKED = 0.5
 

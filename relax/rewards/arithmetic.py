@@ -6,18 +6,20 @@ from relax.data.samples import Sample
 
 ANSWER = re.compile(r"<answer>(\d+)</answer>")
 WELL_FORMED = re.compile(r"(<think>[\d ]+</think>)?<answer>\d+</answer>")
+BUDGET = 20  # tokens
 INTEGER = re.compile(r"\d+")
 
 
 def score(sample: Sample) -> dict[str, float]:
-    """Correctness in {0, 1}, format in {0, 0.5, 1} and the length in tokens, negated: three directions, three scales.
+    """Correctness in {0, 1}, format in {0, 0.5, 1} and the tokens saved, 0 to 20: three directions, three scales.
 
-    `score` is their plain sum, which an algorithm that reads one number trains on.
+    Short answers count only where they are right (the conditioned reward of arXiv 2601.05242, Eq. 8): tags and working
+    cost tokens. `score` is the plain sum, which an algorithm that reads one number trains on.
     """
     correctness = float(answer_of(sample.response) == sample.prompt["answer"])
     form = format_of(sample.response)
-    length = -float(len(sample.completion.token_ids))
-    return {"correctness": correctness, "format": form, "length": length, "score": correctness + form + length}
+    saved = correctness * max(0, BUDGET - len(sample.completion.token_ids))
+    return {"correctness": correctness, "format": form, "length": saved, "score": correctness + form + saved}
 
 
 def answer_of(response: str) -> str | None:

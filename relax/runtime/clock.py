@@ -1,12 +1,12 @@
 """Where the time of a step went."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up the seconds of named phases. Phases do not nest; what no phase claims is `other`."""
+    """Adds up the seconds of named phases until `lap` reads them. Phases do not nest; the rest is `other`."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -25,8 +25,10 @@ class Clock:
         """Count `seconds` that somebody else measured."""
         self._phases[name] = self._phases.get(name, 0.0) + seconds
 
-    def metrics(self) -> Mapping[str, float]:
-        """`seconds/<phase>` of all phases, `seconds/step` in all and `seconds/other` for the rest."""
-        total = time.perf_counter() - self._start
+    def lap(self) -> dict[str, float]:
+        """Seconds since the last lap by phase, `other` for the rest and `step` for all; the next lap begins."""
+        now = time.perf_counter()
+        total = now - self._start
         seconds = {**self._phases, "other": total - sum(self._phases.values()), "step": total}
+        self._start, self._phases = now, {}
         return {f"seconds/{name}": value for name, value in seconds.items()}

@@ -1,0 +1,1 @@
+"""What a training run is made of: plain classes that a runtime calls in order or deploys."""

@@ -1,0 +1,76 @@
+"""The actor role: owns the policy and improves it, by imitation or on the samples of a rollout."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from relax.adapter import Objective, OptimizerBatch, imitation_loss, sequences_of
+from relax.data.samples import Sample, Sequences
+from relax.megatron.trainer import Trainer, Update
+from relax.roles.rollout import Rollout
+from relax.runtime.clock import Clock
+from relax_core import reducers
+
+Metrics = Mapping[str, float]
+
+
+class ActorRole:
+    """Trains through one trainer on one objective, in `steps` optimizer steps a rollout."""
+
+    def __init__(self, trainer: Trainer, objective: Objective, steps: int) -> None:
+        self.trainer = trainer
+        self.objective = objective
+        self.steps = steps
+
+    def imitate(self, demonstrations: Sequences, clock: Clock) -> Metrics:
+        """One optimizer step of SFT."""
+        tokens = demonstrations.tokens
+        weights = reducers.token_mean(tokens, reduce=self.objective.reduce).float()
+        update = self._timed(
+            clock, self.trainer.update(demonstrations, lambda micro: imitation_loss(tokens, weights, micro))
+        )
+        return {**_of(update), "samples/trained": float(len(demonstrations))}
+
+    def train(self, rollout: Rollout, clock: Clock) -> Iterator[Metrics]:
+        """The optimizer steps of a rollout, one after another; none if no group was kept."""
+        samples = rollout.samples
+        sizes = rollout.sizes(self.steps)
+        if not sizes:
+            return
+        # With one step, the policy that is improved is the one being trained: its log-probs come with the step.
+        old = None if len(sizes) == 1 else self._log_probs(samples, clock)
+        with clock.phase("advantages"):
+            batches = self.objective.batches(samples, sizes, old)
+        for batch in batches:
+            update = self._timed(
+                clock, self.trainer.update(batch.sequences, lambda micro, batch=batch: self.objective.loss(batch, micro))
+            )
+            yield {**_of(update), **_advantages(batch), "samples/trained": float(len(batch.sequences))}
+
+    def _log_probs(self, samples: Sequence[Sample], clock: Clock) -> Tensor:
+        with clock.phase("log_probs"):
+            return self.trainer.log_probs(sequences_of(samples)).log_probs
+
+    def _timed(self, clock: Clock, update: Update) -> Update:
+        for name, seconds in self.trainer.seconds.items():
+            clock.add(name, seconds)
+        return update
+
+
+def _of(update: Update) -> dict[str, float]:
+    return {**update.metrics, "grad_norm": update.grad_norm, "lr": update.lr}
+
+
+def _advantages(batch: OptimizerBatch) -> dict[str, float]:
+    """Statistics of the advantages that were trained on, over the response tokens that count."""
+    valid = batch.advantages[batch.tokens.mask].double()
+    if not len(valid):
+        return {}
+    spread = torch.std(valid, correction=0)
+    return {
+        "advantage/mean": float(valid.mean()),
+        "advantage/std": float(spread),
+        "advantage/min": float(valid.min()),
+        "advantage/max": float(valid.max()),
+    }

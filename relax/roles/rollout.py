@@ -1,0 +1,103 @@
+"""The rollout role: draws prompts, samples responses, has them rewarded, and keeps the groups worth training on."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice, pairwise
+
+import attrs
+
+from relax.data.prompts import DrawOrder
+from relax.data.samples import Sample
+from relax.data.seeds import generator
+from relax.rewards.loader import RewardFunction
+from relax.rollout.filter import Filter
+from relax.rollout.sampling import Group, Prompts, Sampler
+from relax.runtime.clock import Clock
+
+
+@attrs.frozen
+class Rollout:
+    """What one rollout brought: the groups to train on, those that were filtered out, and where the draws ended.
+
+    `silent` counts the groups, kept or not, from which the algorithm learns nothing.
+    """
+
+    kept: tuple[Group, ...]
+    dropped: tuple[Group, ...]
+    silent: int
+    position: int
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The samples to train on, group after group."""
+        return tuple(sample for group in self.kept for sample in group)
+
+    @property
+    def generated(self) -> tuple[Sample, ...]:
+        """Every sample that was paid for."""
+        return tuple(sample for group in (*self.kept, *self.dropped) for sample in group)
+
+    def sizes(self, batches: int) -> list[int]:
+        """Samples in each optimizer batch: whole groups, spread over `batches` as evenly as they go; none is empty."""
+        batches = min(batches, len(self.kept))
+        ends = [len(self.kept) * part // batches for part in range(batches + 1)] if batches else []
+        return [sum(map(len, self.kept[start:stop])) for start, stop in pairwise(ends)]
+
+
+@attrs.frozen
+class SamplingPlan:
+    """How many prompts and responses a rollout wants. `redraws`: how often dropped groups are replaced by new draws."""
+
+    prompts: int
+    responses: int
+    temperature: float
+    redraws: int
+
+
+@attrs.frozen
+class RolloutRole:
+    """Owns the prompts and the engine. What it draws follows from the seed and a position, and from nothing else."""
+
+    sampler: Sampler
+    prompts: Prompts
+    reward: RewardFunction
+    carries_signal: Callable[[Sequence[Group]], list[bool]]
+    keep: Filter
+    plan: SamplingPlan
+    seed: int
+
+    def collect(self, position: int, clock: Clock) -> Rollout:
+        """Draw from `position` on until the plan's number of groups is kept or its redraws are used up."""
+        kept: list[Group] = []
+        dropped: list[Group] = []
+        silent = 0
+        for _ in range(1 + self.plan.redraws):
+            missing = self.plan.prompts - len(kept)
+            groups = self._draw(position, missing, clock)
+            position += missing
+            with clock.phase("reward"):
+                signal = self.carries_signal(groups)
+                silent += signal.count(False)
+                for group, wanted in zip(groups, self.keep(groups, signal), strict=True):
+                    (kept if wanted else dropped).append(group)
+            if len(kept) == self.plan.prompts:
+                break
+        return Rollout(tuple(kept), tuple(dropped), silent, position)
+
+    def _draw(self, position: int, amount: int, clock: Clock) -> list[Group]:
+        order = DrawOrder(len(self.prompts.ids), self.seed, "prompts")
+        with clock.phase("rollout"):
+            groups = self.sampler.respond(
+                self.prompts.take(order.take(position, amount)),
+                n=self.plan.responses,
+                temperature=self.plan.temperature,
+                generator=generator(self.seed, "rollout", position),
+                first_group=position,
+            )
+        with clock.phase("reward"):
+            return rewarded(self.reward, groups)
+
+
+def rewarded(reward: RewardFunction, groups: list[Group]) -> list[Group]:
+    """The groups with the rewards of their samples."""
+    scored = iter(reward.score([sample for group in groups for sample in group]))
+    return [tuple(islice(scored, len(group))) for group in groups]

@@ -1,0 +1,56 @@
+"""Dynamic sampling: which groups are worth training on.
+
+A filter is asked about all groups of a draw at once, together with the algorithm's own answer for each: does it carry
+signal? The built-in filter is that answer, so it cannot drift from the algorithm.
+"""
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from relax.data.samples import Sample
+from relax.errors import RelaxError
+from relax.importing import import_function
+
+BUILT_IN = "signal"
+Filter = Callable[[Sequence[Sequence[Sample]], Sequence[bool]], list[bool]]
+
+
+def keep_all(groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[bool]:
+    """No filter."""
+    return [True] * len(groups)
+
+
+def keep_signal(groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[bool]:
+    """Keeps the groups from which the algorithm learns something."""
+    return list(signal)
+
+
+@attrs.frozen
+class UserFilter:
+    """Keeps what a user's `function(samples of one group) -> bool` says to keep."""
+
+    path: str
+    function: Callable[[Sequence[Sample]], object]
+
+    def __call__(self, groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[bool]:
+        return [self._ask(group) for group in groups]
+
+    def _ask(self, group: Sequence[Sample]) -> bool:
+        where = f"--dynamic-sampling-filter-path {self.path}, group {group[0].group}"
+        try:
+            keep = self.function(group)
+        except Exception as error:  # a user's function may raise anything
+            raise RelaxError(f"{where}: {type(error).__name__}: {error}") from error
+        if not isinstance(keep, bool):
+            raise RelaxError(f"{where}: returned {keep!r}, expected True (keep) or False (drop)")
+        return keep
+
+
+def load_filter(path: str | None) -> Filter:
+    """What `--dynamic-sampling-filter-path` names: nothing, the built-in `signal`, or a user's own function."""
+    if path is None:
+        return keep_all
+    if path == BUILT_IN:
+        return keep_signal
+    return UserFilter(path, import_function(path, "--dynamic-sampling-filter-path"))

@@ -1,0 +1,65 @@
+"""Prompts in, samples out: the part that training, evaluation and `relax sample` share."""
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from relax.data.prompts import Record
+from relax.data.samples import Sample, TokenIds
+from relax.data.tokenizer import TextCodec
+from relax.errors import RelaxError
+from relax.rollout.engine import Engine
+
+Group = tuple[Sample, ...]
+
+
+@attrs.frozen
+class Prompts:
+    """Records and the token ids of their prompts."""
+
+    records: tuple[Record, ...]
+    ids: tuple[TokenIds, ...]
+
+    @classmethod
+    def encode(cls, records: Sequence[Record], key: str, codec: TextCodec, longest: int) -> "Prompts":
+        """Encode the text under `key` of every record.
+
+        Errors: `RelaxError` naming the prompt that has more than `longest` tokens or cannot be encoded.
+        """
+        ids = tuple(codec.encode(str(record[key])) for record in records)
+        for record, prompt in zip(records, ids, strict=True):
+            if len(prompt) > longest:
+                raise RelaxError(
+                    f"prompt {str(record[key])[:60]!r} has {len(prompt)} tokens; --max-position-embeddings less "
+                    f"--rollout-max-response-len leaves room for {longest}"
+                )
+        return cls(tuple(records), ids)
+
+    def take(self, indices: Sequence[int]) -> "Prompts":
+        """The prompts at `indices`, in that order."""
+        return Prompts(tuple(self.records[i] for i in indices), tuple(self.ids[i] for i in indices))
+
+
+@attrs.frozen
+class Sampler:
+    """An engine, the tokenizer that reads its output, and how it samples (temperature 0: greedily)."""
+
+    engine: Engine
+    codec: TextCodec
+    max_new_tokens: int
+
+    def respond(
+        self, prompts: Prompts, *, n: int, temperature: float, generator: torch.Generator, first_group: int = 0
+    ) -> list[Group]:
+        """`n` samples for each prompt, as one group each, not yet rewarded."""
+        completions = self.engine.generate(
+            prompts.ids, n=n, max_new_tokens=self.max_new_tokens, temperature=temperature, generator=generator
+        )
+        return [
+            tuple(
+                Sample(first_group + offset, record, ids, completion, self.codec.decode(completion.token_ids))
+                for completion in answers
+            )
+            for offset, (record, ids, answers) in enumerate(zip(prompts.records, prompts.ids, completions, strict=True))
+        ]

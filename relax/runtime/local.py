@@ -1,0 +1,150 @@
+"""The local runtime: every role in this process, one after another. This is what the commands call."""
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from relax.config import Config, configure
+from relax.data.seeds import generator
+from relax.errors import RelaxError
+from relax.megatron import checkpoint, hf
+from relax.megatron.runtime import megatron_process
+from relax.report.html import write_report
+from relax.rollout.sampling import Prompts
+from relax.runtime.files import RunFiles, write_whole
+from relax.runtime.parts import Parts, build, imitation_steps, phases, with_data
+from relax.runtime.recorder import Recorder
+from relax.runtime.run import Position, Run
+from relax.runtime.stop import StopRequest
+
+STOPPED = 130  # what a shell reports for a program that Ctrl-C ended
+
+
+def train(config: Config, run_dir: Path, *, resume: bool) -> int:
+    """Train as configured, leaving everything in `run_dir`; returns the exit status.
+
+    With `resume`, go on from the latest checkpoint of `run_dir`. Errors: `RelaxError`.
+    """
+    files = RunFiles(run_dir)
+    with StopRequest() as stop, megatron_process(config.seed):
+        with _removed_unless_begun(files, resume):
+            run = _prepare(config, files, stop, resume)
+        finished = False
+        try:
+            with run.recorder:
+                finished = run.finish()
+        finally:
+            if not finished:
+                print(f"\nTo go on: relax train --resume {run_dir}", file=sys.stderr)
+        if not finished:
+            return STOPPED
+        _export(run.parts, config, files)
+    report = write_report(run_dir)
+    print(_farewell(run_dir, report))
+    return 0
+
+
+@contextmanager
+def _removed_unless_begun(files: RunFiles, resume: bool) -> Iterator[None]:
+    """A run that could not be prepared leaves nothing behind: no half-made directory that looks like a run."""
+    existed = files.root.exists()
+    try:
+        yield
+    except BaseException:
+        if not resume:
+            shutil.rmtree(files.data, ignore_errors=True)
+            files.config.unlink(missing_ok=True)
+            if not existed and files.root.is_dir():
+                shutil.rmtree(files.root)
+        raise
+
+
+def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -> Run:
+    position, latest = Position(), None
+    if resume:
+        latest = checkpoint.latest(files.checkpoints)
+        if latest is not None:
+            position = _position(latest)
+    files.root.mkdir(parents=True, exist_ok=True)
+    complete = with_data(config, files)
+    parts = build(complete, imitating=position.imitated < imitation_steps(config))
+    if latest is not None:
+        checkpoint.load(latest, parts.trainer)
+    if resume:
+        files.rewind(position.step)
+    else:
+        write_whole(files.config, config.to_yaml())
+    return Run(complete, files, parts, Recorder(files, phases(config), position.step), stop, position)
+
+
+def _position(path: Path) -> Position:
+    return Position(**checkpoint.read_extra(path))
+
+
+def _export(parts: Parts, config: Config, files: RunFiles) -> None:
+    hf.save_pretrained(parts.trainer.model, parts.trainer.model_config, files.export)
+    parts.codec.save(files.export)
+
+
+def _farewell(run_dir: Path, report: Path) -> str:
+    return "\n".join(
+        (
+            f"Report:    {report}",
+            f"Model:     {run_dir / 'export'} (Hugging Face format)",
+            f"Try it:    relax sample {run_dir} \"12+34=\"",
+            f"Measure:   relax eval {run_dir}",
+        )
+    )
+
+
+@contextmanager
+def _restored(run_dir: Path, step: int | None, **changes: object) -> Iterator[tuple[Config, Parts]]:
+    """A run's parts with the weights of a checkpoint (None: the latest)."""
+    files = RunFiles(run_dir)
+    config = with_data(attrs.evolve(configure(files.config), **changes), files)
+    found = checkpoint.latest(files.checkpoints) if step is None else checkpoint.at_step(files.checkpoints, step)
+    if found is None:
+        raise RelaxError(f"{files.checkpoints}: holds no checkpoint yet")
+    with megatron_process(config.seed):
+        position = _position(found)
+        parts = build(config, imitating=position.imitated < imitation_steps(config))
+        checkpoint.load(found, parts.trainer)
+        parts.engine.update_weights(parts.trainer)
+        yield config, parts
+
+
+def evaluate(run_dir: Path, *, checkpoint: int | None, samples: int | None) -> int:
+    """Print how a run's model does on its held-out prompts; returns the exit status."""
+    changes = {} if samples is None else {"eval_samples": samples}
+    with _restored(run_dir, checkpoint, **changes) as (_, parts):
+        if parts.evaluator is None:
+            raise RelaxError(f"{run_dir}: has no held-out prompts or no reward function (--eval-prompt-data)")
+        result = parts.evaluator.evaluate()
+    print(f"{result['problems']} held-out prompts, greedy")
+    for name, value in result.items():
+        if "/" in name:
+            print(f"  {name:<24} {value:.4f}")
+    return 0
+
+
+def sample(run_dir: Path, prompts: Sequence[str], *, n: int, temperature: float, checkpoint: int | None) -> int:
+    """Print `n` responses of a run's model to each of `prompts`; returns the exit status."""
+    with _restored(run_dir, checkpoint) as (config, parts):
+        codec = parts.codec
+        asked = Prompts.encode(
+            [{config.input_key: prompt} for prompt in prompts],
+            config.input_key,
+            codec,
+            config.max_position_embeddings - config.rollout_max_response_len,
+        )
+        groups = parts.sampler.respond(
+            asked, n=n, temperature=temperature, generator=generator(config.seed, "sample")
+        )
+    for prompt, group in zip(prompts, groups, strict=True):
+        for answer in group:
+            print(f"{prompt}{answer.response}{'' if answer.completion.finished else ' ...'}")
+    return 0

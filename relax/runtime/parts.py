@@ -1,0 +1,149 @@
+"""Builds a run's roles from its configuration: the one place that knows which class stands for which setting."""
+
+from pathlib import Path
+
+import attrs
+
+from relax.adapter import Objective
+from relax.config import Config
+from relax.data.prompts import read_records
+from relax.data.tokenizer import TextCodec, character_codec, load_codec
+from relax.megatron.model import ModelConfig
+from relax.megatron.trainer import OptimizerConfig, Trainer
+from relax.recipes import RECIPES
+from relax.report.progress import Phase
+from relax.rewards.loader import RewardFunction
+from relax.roles.actor import ActorRole
+from relax.roles.rollout import RolloutRole, SamplingPlan
+from relax.rollout.engine import Engine
+from relax.rollout.filter import load_filter
+from relax.rollout.megatron_engine import MegatronEngine
+from relax.rollout.sampling import Prompts, Sampler
+from relax.rollout.transformers_engine import TransformersEngine
+from relax.runtime.demonstrations import Demonstrations
+from relax.runtime.evaluation import Evaluator
+from relax.runtime.files import RunFiles
+
+ENGINES = {"megatron": MegatronEngine, "transformers": TransformersEngine}
+
+
+def with_data(config: Config, files: RunFiles) -> Config:
+    """The configuration with its data files named; a recipe's are written, once, into the run."""
+    if config.recipe is None:
+        return config
+    made = RECIPES[config.recipe].write_data(config.seed, files.data)
+    return attrs.evolve(config, **{field: path for field, path in made.items() if getattr(config, field) is None})
+
+
+def codec_of(config: Config) -> TextCodec:
+    """The tokenizer that `--tokenizer` names, or the built-in one."""
+    return character_codec() if config.tokenizer is None else load_codec(config.tokenizer)
+
+
+def model_config(config: Config, codec: TextCodec) -> ModelConfig:
+    """The policy's size."""
+    names = {field.name for field in attrs.fields(ModelConfig)} & {field.name for field in attrs.fields(Config)}
+    return ModelConfig(vocab_size=codec.vocab_size, **{name: getattr(config, name) for name in names})
+
+
+def optimizer_config(config: Config, *, imitating: bool) -> OptimizerConfig:
+    """The optimizer of the warm start (or of SFT), or of reinforcement."""
+    shared = {name: getattr(config, name) for name in ("clip_grad", "weight_decay", "adam_beta1", "adam_beta2")}
+    if imitating and config.loss_type != "sft":
+        return OptimizerConfig(
+            lr=config.warm_start_lr, lr_decay_style="cosine", total_steps=config.warm_start_steps, **shared
+        )
+    return OptimizerConfig(
+        lr=config.lr,
+        lr_warmup_steps=config.lr_warmup_steps,
+        lr_decay_style=config.lr_decay_style,
+        total_steps=config.num_rollout * config.num_steps_per_rollout,
+        **shared,
+    )
+
+
+def imitation_steps(config: Config) -> int:
+    """SFT steps of the whole run: the warm start's, or all of them."""
+    return config.num_rollout * config.num_steps_per_rollout if config.loss_type == "sft" else config.warm_start_steps
+
+
+def phases(config: Config) -> tuple[Phase, ...]:
+    """The parts of the run, for whoever watches."""
+    imitation = imitation_steps(config)
+    if config.loss_type == "sft":
+        return (Phase("sft", imitation, "SFT"),)
+    return (
+        Phase("sft", imitation, "warm start"),
+        Phase("rl", config.num_rollout * config.num_steps_per_rollout, config.advantage_estimator.upper()),
+    )
+
+
+def engine_of(config: Config, codec: TextCodec, trainer: Trainer) -> Engine:
+    """The rollout engine, holding the trainer's weights."""
+    engine = ENGINES[config.rollout_engine](codec.end)
+    engine.update_weights(trainer)
+    return engine
+
+
+@attrs.frozen
+class Parts:
+    """What a run works with. `rollout` and `evaluator` are None where the run needs none."""
+
+    codec: TextCodec
+    trainer: Trainer
+    engine: Engine
+    sampler: Sampler
+    actor: ActorRole
+    rollout: RolloutRole | None
+    evaluator: Evaluator | None
+    demonstrations: Demonstrations | None
+
+
+def build(config: Config, *, imitating: bool) -> Parts:
+    """All parts, every input read and checked before anything is trained. Errors: `RelaxError`."""
+    codec = codec_of(config)
+    room = config.max_position_embeddings - config.rollout_max_response_len
+    reward = None
+    if config.custom_rm_path is not None:
+        keys = (*config.reward_keys, *(() if config.reward_key is None else (config.reward_key,)))
+        reward = RewardFunction.load(config.custom_rm_path, keys)
+    keep = load_filter(config.dynamic_sampling_filter_path)
+    prompts, held_out, demonstrations = (
+        _prompts(config.prompt_data, config.input_key, codec, room),
+        _prompts(config.eval_prompt_data, config.input_key, codec, room),
+        _demonstrations(config, codec),
+    )
+    trainer = Trainer(
+        model_config(config, codec),
+        optimizer_config(config, imitating=imitating),
+        seed=config.seed,
+        micro_batch_size=config.micro_batch_size,
+        temperature=config.rollout_temperature,
+    )
+    engine = engine_of(config, codec, trainer)
+    sampler = Sampler(engine, codec, config.rollout_max_response_len)
+    objective = Objective.of(config)
+    rollout = evaluator = None
+    if reward is not None and prompts is not None and config.loss_type != "sft":
+        plan = SamplingPlan(
+            config.rollout_batch_size, config.n_samples_per_prompt, config.rollout_temperature, config.max_resampling
+        )
+        rollout = RolloutRole(sampler, prompts, reward, objective.carry_signal, keep, plan, config.seed)
+    if reward is not None and held_out is not None:
+        asked = held_out.take(range(min(config.eval_samples, len(held_out.ids))))
+        evaluator = Evaluator(sampler, asked, reward, config.input_key)
+    actor = ActorRole(trainer, objective, config.num_steps_per_rollout)
+    return Parts(codec, trainer, engine, sampler, actor, rollout, evaluator, demonstrations)
+
+
+def _prompts(path: Path | None, key: str, codec: TextCodec, longest: int) -> Prompts | None:
+    return None if path is None else Prompts.encode(read_records(path, (key,)), key, codec, longest)
+
+
+def _demonstrations(config: Config, codec: TextCodec) -> Demonstrations | None:
+    if config.sft_data is None or not (config.warm_start_steps or config.loss_type == "sft"):
+        return None
+    size = config.global_batch_size if config.loss_type == "sft" else config.warm_start_batch_size
+    return Demonstrations.read(
+        config.sft_data, config.input_key, codec, size, config.max_position_embeddings, config.seed
+    )
