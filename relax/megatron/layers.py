@@ -1,6 +1,5 @@
 """The parts of a Megatron transformer layer that are ours: core attention, rotation before caching, the layer spec."""
 
-import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -10,7 +9,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-Rotation = tuple[Tensor, Tensor]
+from relax.megatron.kernels import RMSNorm, Rotation, SwiGLU, rotate
 
 
 class CoreAttention(MegatronModule):  # type: ignore[misc]
@@ -61,13 +60,6 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         return context.permute(2, 0, 1, 3).reshape(time, batch, -1)
 
 
-def rotate(states: Tensor, rotation: Rotation) -> Tensor:
-    """RoPE (Su et al. 2021, arXiv:2104.09864), half-split layout: [..., d] states, `(cos, sin)` of [..., d / 2]."""
-    cos, sin = rotation
-    first, second = states.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
 class RotatedSelfAttention(SelfAttention):  # type: ignore[misc]
     """Megatron's self-attention, except that keys enter the cache already rotated.
 
@@ -90,8 +82,12 @@ class RotatedSelfAttention(SelfAttention):  # type: ignore[misc]
 
 
 def layer_spec() -> ModuleSpec:
-    """One Qwen3 layer: Megatron's local modules with the two attention modules above."""
+    """One Qwen3 layer: Megatron's local modules, with attention and elementwise parts of ours."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
-    spec.submodules.self_attention.module = RotatedSelfAttention
-    spec.submodules.self_attention.submodules.core_attention = CoreAttention
+    layer, attention = spec.submodules, spec.submodules.self_attention
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    layer.mlp.submodules.activation_func = SwiGLU
+    attention.module = RotatedSelfAttention
+    attention.submodules.core_attention = CoreAttention
+    attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
     return spec

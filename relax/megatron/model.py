@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from relax.megatron import shim
-from relax.megatron.layers import Rotation, layer_spec
+from relax.megatron.kernels import Rotation
+from relax.megatron.layers import layer_spec
 
 _positive = validators.gt(0)
 _positive_float = validators.gt(0.0)
@@ -59,6 +60,7 @@ def transformer_config(config: ModelConfig) -> TransformerConfig:
         qk_layernorm=True,
         gated_linear_unit=True,
         activation_func=functional.silu,
+        use_te_activation_func=True,  # Megatron's name for "the layer spec brings the activation": kernels.SwiGLU
         add_bias_linear=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
