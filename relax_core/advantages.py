@@ -133,14 +133,22 @@ def whiten_samples(
             float32, or another number of batches; or when a batch is empty on all ranks together.
         TypeError: on every rank alike, when one has scores that are no floating-point vector.
     """
-
-    def share() -> _Share:
-        _expect_scores(scores, tokens)
-        return _Share(scores.detach().double(), cut(len(scores), segment, scores.device))
-
-    found = _statistics(share, scores, reduce)
+    found = _statistics(_score_share(scores, tokens, segment), scores, reduce)
     std = (found.squares / (found.count - 1)).sqrt()
     return found.zero_where_equal(found.deviations / (std + eps)[found.of]).to(scores.dtype)
+
+
+def scale_by_signal(
+    scores: Float[Tensor, " samples"], tokens: Tokens, *, segment: Segment | None, reduce: Reduce = local
+) -> Float[Tensor, " samples"]:
+    """Scores times alpha = samples / samples whose score is not 0, over each optimizer batch. GPG, arXiv 2504.02546.
+
+    Two collectives. Raises as `whiten_samples` does.
+    """
+    own = _agreed(_score_share(scores, tokens, segment), scores, reduce)
+    totals = _sums([torch.ones_like(own.values), (own.values != 0).double()], own.batches, reduce)
+    alpha = totals[:, 0] / totals[:, 1].clamp(min=1)
+    return (own.values * alpha[own.batches.of_sample]).to(scores.dtype)
 
 
 def normalize(
@@ -216,10 +224,22 @@ class _Statistics:
         return torch.where(self.equal[self.of], 0.0, results)
 
 
+def _score_share(scores: Tensor, tokens: Tokens, segment: Segment | None) -> Callable[[], _Share]:
+    def share() -> _Share:
+        _expect_scores(scores, tokens)
+        return _Share(scores.detach().double(), cut(len(scores), segment, scores.device))
+
+    return share
+
+
+def _agreed(share: Callable[[], _Share], like: Tensor, reduce: Reduce) -> _Share:
+    """This rank's share, once every rank has a sound one. One collective."""
+    return agree(share, lambda own: own.batches.count, reduce, getattr(like, "device", torch.device("cpu")))
+
+
 def _statistics(share: Callable[[], _Share], like: Tensor, reduce: Reduce) -> _Statistics:
     """Two-pass statistics of every batch, in three collectives."""
-    device = getattr(like, "device", torch.device("cpu"))
-    own = agree(share, lambda own: own.batches.count, reduce, device)
+    own = _agreed(share, like, reduce)
     batches, values = own.batches, own.values
     # The sum of equal float32 numbers is exact, and so is their mean: a batch collapses where nobody differs from it.
     seen = values.float().double()

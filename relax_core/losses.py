@@ -52,7 +52,7 @@ def ppo_clip(
 ) -> TokenLoss:
     """max(-ratio A, -clip(ratio, 1 - eps_clip, 1 + eps_clip_high) A). PPO, arXiv 1707.06347, Eq. 7.
 
-    With `eps_clip_c` where A < 0 also min(., -eps_clip_c A): dual clip, arXiv 1912.09729, Eq. 5.
+    With `eps_clip_c` where A < 0 also min(., -eps_clip_c A): dual clip, arXiv 1912.09729.
     """
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
     loss, clipped = clipped_surrogate(lp - old, adv, eps_clip, eps_clip_high, eps_clip_c)
@@ -196,6 +196,21 @@ def _cap(size: Tensor, total: Tensor) -> Tensor:
     fits = tau_squared >= square[1:]
     first = fits.int().argmax() if len(size) else 0
     return tau_squared[first].clamp(min=0).sqrt() if len(size) else total.sqrt()
+
+
+def covariance(log_probs: Tensor, advantages: Tensor, tokens: Tokens) -> Tensor:
+    """(lp - mean lp) (A - mean A) of each token, means over those that count; a constant. arXiv 2505.22617."""
+    count = tokens.mask.sum().clamp(min=1)
+    lp, adv = log_probs.detach(), advantages.detach()
+    return (lp - lp.sum() / count) * (adv - adv.sum() / count)
+
+
+def largest(scores: Tensor, candidates: Tensor, share: float, tokens: Tokens) -> Tensor:
+    """True for the candidates of the largest scores: that share of the tokens that count, at least one candidate."""
+    quota = (tokens.mask.sum() * share).floor().clamp(min=1)
+    order = torch.where(candidates, scores, -math.inf).argsort(descending=True, stable=True)
+    rank = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
+    return candidates & (rank < quota)
 
 
 @checked

@@ -6,16 +6,22 @@ from typing import Any, Final
 
 from relax_core.algorithm import Algorithm
 from relax_core.algorithms.cispo import CISPO
+from relax_core.algorithms.clip_cov import CLIP_COV
 from relax_core.algorithms.dapo import DAPO
 from relax_core.algorithms.dr_grpo import DR_GRPO
 from relax_core.algorithms.gdpo import GDPO
+from relax_core.algorithms.gmpo import GMPO
+from relax_core.algorithms.gpg import GPG
 from relax_core.algorithms.grpo import GRPO
 from relax_core.algorithms.gspo import GSPO
 from relax_core.algorithms.gspo_token import GSPO_TOKEN
+from relax_core.algorithms.kl_cov import KL_COV
 from relax_core.algorithms.m2po import M2PO
+from relax_core.algorithms.opo import OPO
 from relax_core.algorithms.ppo import PPO
 from relax_core.algorithms.reinforce_plus_plus import REINFORCE_PLUS_PLUS
 from relax_core.algorithms.reinforce_plus_plus_baseline import REINFORCE_PLUS_PLUS_BASELINE
+from relax_core.algorithms.remax import REMAX
 from relax_core.algorithms.rloo import RLOO
 from relax_core.algorithms.sapo import SAPO
 
@@ -26,9 +32,15 @@ ALGORITHMS: Final[Mapping[str, Algorithm[Any]]] = {
     "dapo": DAPO,
     "gspo": GSPO,
     "gspo_token": GSPO_TOKEN,
+    "gmpo": GMPO,
     "sapo": SAPO,
     "cispo": CISPO,
+    "clip_cov": CLIP_COV,
+    "kl_cov": KL_COV,
     "rloo": RLOO,
+    "remax": REMAX,
+    "opo": OPO,
+    "gpg": GPG,
     "m2po": M2PO,
     "reinforce_plus_plus": REINFORCE_PLUS_PLUS,
     "reinforce_plus_plus_baseline": REINFORCE_PLUS_PLUS_BASELINE,

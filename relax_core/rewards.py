@@ -77,6 +77,20 @@ def single_reward(rewards: Float[Tensor, "samples components"]) -> Float[Tensor,
     return rewards[:, 0]
 
 
+def named_components(
+    rewards: Float[Tensor, "samples components"], *names: str
+) -> tuple[Float[Tensor, " samples"], ...]:
+    """The columns of an algorithm that reads components of fixed meaning, in this order.
+
+    Raises:
+        ValueError: another number of components; a value that float32 cannot hold.
+    """
+    if rewards.shape[1] != len(names):
+        raise ValueError(f"expected the reward components {', '.join(names)}, got {rewards.shape[1]} components")
+    expect_finite(rewards)
+    return rewards.unbind(dim=1)
+
+
 def expect_finite(rewards: Float[Tensor, "samples components"]) -> None:
     """Raise a ValueError that names sample, component and value unless float32 holds every reward."""
     broken = ~(rewards.abs() <= FLOAT32_MAX)
@@ -134,7 +148,7 @@ def group_mean_std(
 
 @checked
 def leave_one_out(rewards: Float[Tensor, " samples"], groups: Int[Tensor, " samples"]) -> Float[Tensor, " samples"]:
-    """r - mean of the other rewards of the group = G / (G - 1) * (r - mean). RLOO, arXiv 2402.14740, Eq. 9.
+    """r - mean of the other rewards of the group = G / (G - 1) * (r - mean). RLOO, arXiv 2402.14740.
 
     Computed in float64, with exact zeros where all rewards of a group are equal.
 
@@ -154,6 +168,27 @@ def _expect_finite_groups(rewards: Tensor, groups: Tensor) -> None:
         group = int(groups[broken[0]])
         positions = broken[groups[broken] == group]
         raise ValueError(f"group {group} has rewards {rewards[positions].tolist()} at samples {positions.tolist()}")
+
+
+@checked
+def length_weighted_baseline(
+    rewards: Float[Tensor, " samples"], lengths: Float[Tensor, " samples"], groups: Int[Tensor, " samples"]
+) -> Float64[Tensor, " samples"]:
+    """r - sum(length * r) / sum(length) over each group. OPO, arXiv 2505.23585.
+
+    In float64, to the bit the same for every order of the samples; exact zeros where all rewards of a group are equal.
+
+    Raises:
+        ValueError: a group of one sample; a negative length, or a group of lengths 0 only.
+    """
+    names, ids, counts = _groups(groups, least=2)
+    values, weights = rewards.detach().double()[:, None], lengths.double()[:, None]
+    total = group_sums(weights, ids, len(counts))
+    if (weights < 0).any() or (total == 0).any():
+        raise ValueError(f"lengths must be 0 or more and not all 0 in group {int(names[total.argmin()])}")
+    low, high = group_extrema(values, ids, len(counts))
+    baseline = group_sums(weights * values, ids, len(counts)) / total
+    return torch.where((low == high)[ids], 0.0, values - baseline[ids])[:, 0]
 
 
 @checked

@@ -215,6 +215,11 @@ WITNESSES = {
     "disable_grpo_std_normalization": True,
     "gdpo_reward_weights": (1.0, 3.0),
     "kl_coef": 0.5,
+    "clip_cov_ratio": 0.5,
+    "clip_cov_low": 4.9,
+    "clip_cov_high": 1.01,
+    "kl_cov_ratio": 0.5,
+    "kl_cov_coef": 3.0,
     "gamma": 0.5,
     "lambd": 0.5,
     "value_clip": 0.01,
@@ -237,8 +242,8 @@ def test_every_declared_hyperparameter_changes_something(name: str, field: str) 
         hyperparameters = algorithm.hyperparameters(**changed)
         scores = algorithm.normalize_rewards(hyperparameters, matrix, groups)
         found = algorithm.estimate_advantages(hyperparameters, scores, tokens, kl=kl_values, values=values)
-        advantages = log_ratio.roll(3)
-        loss = algorithm.policy_loss(hyperparameters, log_ratio, torch.zeros(40).double(), advantages, tokens)
+        advantages = 2 * log_ratio.roll(3)
+        loss = algorithm.policy_loss(hyperparameters, log_ratio, log_ratio - values / 2, advantages, tokens)
         out = [scores, found.advantages, found.returns, loss.loss, algorithm.reducer(hyperparameters, tokens)]
         if algorithm.value_loss is not None:
             out.append(algorithm.value_loss(hyperparameters, values, values + 1, kl_values, tokens).loss)

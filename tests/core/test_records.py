@@ -103,18 +103,6 @@ def test_an_undeclared_trait_is_what_grpo_has() -> None:
     assert GRPO.traits == rc.Traits()
 
 
-def test_traits_of_gdpo() -> None:
-    changed = attrs.asdict(GDPO.traits, filter=lambda field, value: value != field.default)
-    assert changed == {
-        "reads_components": True,
-        "min_group_size": 2,
-        "normalize_rewards": "required",
-        "normalize_advantages": "forbidden",
-        "allows_reward_hooks": False,
-        "complete_batch": True,
-    }
-
-
 def test_stages_must_be_importable_by_name() -> None:
     def inner(*_: object, **__: object) -> None: ...
 
