@@ -4,6 +4,7 @@ On a CPU these passes over memory cost as much as the matrix products. Everywher
 """
 
 import torch
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
@@ -64,11 +65,11 @@ class _SwiGLU(torch.autograd.Function):
         return grad_states
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(MegatronModule):  # type: ignore[misc]
     """silu(first half) * second half of the last axis (arXiv:2002.05202), as a part of Megatron's layer spec."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
+        super().__init__(config=config)
 
     def forward(self, states: Tensor) -> Tensor:
         activated: Tensor = _SwiGLU.apply(states)  # type: ignore[no-untyped-call]

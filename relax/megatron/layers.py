@@ -1,5 +1,7 @@
 """The parts of a Megatron transformer layer that are ours: core attention, rotation before caching, the layer spec."""
 
+import attrs
+import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -12,11 +14,25 @@ from torch.nn.functional import scaled_dot_product_attention
 from relax.megatron.kernels import RMSNorm, Rotation, SwiGLU, rotate
 
 
+@attrs.frozen
+class SharedPrompt:
+    """Says that a row holds one prompt and several responses to it, each of which is to see the prompt and itself.
+
+    Along the time axis come `width` places of the prompt, padded on the right, and then, place by place, the tokens of
+    all `copies` responses next to each other. `mask` is added to the scores of response tokens:
+    [copies * rows or 1, 1, places, width + places], copy by copy.
+    """
+
+    width: int
+    copies: int
+    mask: Tensor
+
+
 class CoreAttention(MegatronModule):  # type: ignore[misc]
     """softmax(Q K^T / sqrt(d)) V by torch's fused kernel, grouped queries included.
 
-    Causal over whole sequences. A decoding step (one query position on cached keys) sees all keys that
-    `attention_mask`, added to the scores and of shape [batch, 1, 1, keys], leaves finite; None hides none.
+    Causal over whole rows, or as a `SharedPrompt` says. A decoding step (one query position on cached keys) sees all
+    keys that `attention_mask`, added to the scores and of shape [batch, 1, 1, keys], leaves finite; None hides none.
     """
 
     def __init__(
@@ -40,24 +56,51 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: Tensor | SharedPrompt | None,
         *,
         attn_mask_type: AttnMaskType,
         attention_bias: Tensor | None = None,
         packed_seq_params: object = None,
     ) -> Tensor:
         """Query [time, batch, heads, d], key and value [keys, batch, groups, d] -> [time, batch, heads * d]."""
-        time, batch, heads, _ = query.shape
+        if isinstance(attention_mask, SharedPrompt):
+            return self._shared(query, key, value, attention_mask)
+        if attn_mask_type is not AttnMaskType.no_mask:
+            return self._attend(query, key, value, None)
+        # One position: the heads that share a key are that key's queries, and nothing needs to be repeated.
+        _, batch, groups, width = key.shape
+        query = query.view(batch, groups, -1, width)
         key, value = key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
-        if attn_mask_type is AttnMaskType.no_mask:
-            # One position: the heads that share a key are that key's queries, and nothing needs to be repeated.
-            query = query.view(batch, key.shape[1], heads // key.shape[1], -1)
-            context = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=self.scale)
-            return context.reshape(1, batch, -1)
+        context = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=self.scale)
+        return context.reshape(1, batch, -1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        time, batch, heads, _ = query.shape
         context = scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3), key, value, is_causal=True, scale=self.scale, enable_gqa=key.shape[1] != heads
+            query.permute(1, 2, 0, 3),
+            key.permute(1, 2, 0, 3),
+            value.permute(1, 2, 0, 3),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=key.shape[2] != heads,
         )
         return context.permute(2, 0, 1, 3).reshape(time, batch, -1)
+
+    def _shared(self, query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompt) -> Tensor:
+        """Every response as a row of its own, on its own keys behind those of the prompt."""
+        width, copies = shared.width, shared.copies
+        rows = query.shape[1]
+
+        def responses(states: Tensor) -> Tensor:
+            return states[width:].reshape(-1, copies * rows, *states.shape[2:])
+
+        def behind_prompt(states: Tensor) -> Tensor:
+            return torch.cat((states[:width].repeat(1, copies, 1, 1), responses(states)))
+
+        prompt = self._attend(query[:width], key[:width], value[:width], None)
+        context = self._attend(responses(query), behind_prompt(key), behind_prompt(value), shared.mask)
+        return torch.cat((prompt, context.view(-1, rows, context.shape[-1])))
 
 
 class RotatedSelfAttention(SelfAttention):  # type: ignore[misc]

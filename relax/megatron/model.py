@@ -79,9 +79,9 @@ def transformer_config(config: ModelConfig) -> TransformerConfig:
 class PolicyModel(GPTModel):  # type: ignore[misc]
     """A GPTModel that takes positions and the places where logits are wanted as data.
 
-    `position_ids` [batch or 1, time] are rotated by as they stand. `loss_mask` [batch, time] selects positions before
-    the output layer, so that logits [1, selected, vocabulary] of all selected positions, sample by sample, are all that
-    is ever computed; None selects all and gives [batch, time, vocabulary].
+    `position_ids` [batch or 1, time] are rotated by as they stand. `loss_mask`, which Megatron passes on untouched, is
+    an index here: the places [selected] in the flattened [time, batch] whose logits are wanted. Only those are
+    computed, as [1, selected, vocabulary]; None asks for all, as [batch, time, vocabulary].
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -108,7 +108,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
     def _postprocess(self, hidden_states: Tensor, loss_mask: Tensor | None = None, **kwargs: object) -> Tensor:
         if loss_mask is not None and self.post_process:
-            hidden_states = hidden_states.transpose(0, 1)[loss_mask].unsqueeze(1)
+            hidden_states = hidden_states.flatten(0, 1).index_select(0, loss_mask).unsqueeze(1)
         result: Tensor = super()._postprocess(hidden_states=hidden_states, **kwargs)
         return result
 

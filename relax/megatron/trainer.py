@@ -169,7 +169,7 @@ class Trainer:
             batches: Iterator[PaddedBatch], model: torch.nn.Module
         ) -> tuple[Tensor, Callable[..., object]]:
             batch = next(batches)
-            logits = model(batch.input_ids, batch.position_ids, None, loss_mask=batch.loss_mask)
+            logits = model(batch.input_ids, batch.position_ids, batch.shared_prompt, loss_mask=batch.places)
             return logits, partial(reduce, batch)
 
         self.model.train()

@@ -63,8 +63,7 @@ class _CachedModel:
         count, width = prompts.shape
         self._context = StaticInferenceContext(count, width)
         self._context.materialize_only_last_token_logits = False
-        last = torch.zeros(count, width, dtype=torch.bool, device=prompts.device)
-        last[torch.arange(count, device=prompts.device), lengths - 1] = True
+        last = (lengths - 1) * count + torch.arange(count, device=prompts.device)
         places = torch.arange(width, device=prompts.device).unsqueeze(0)
         logits = self._forward(prompts, places, None, last).squeeze(0)
 
