@@ -18,7 +18,8 @@ class _RMSNorm(torch.autograd.Function):
         size = states.shape[-1]
         scale = torch.linalg.vector_norm(states, dim=-1, keepdim=True).square_().div_(size).add_(epsilon).rsqrt_()
         ctx.save_for_backward(states, weight, scale)
-        return (states * scale).mul_(weight)
+        normed: Tensor = (states * scale).mul_(weight)
+        return normed
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -1,4 +1,5 @@
 import math
+import random
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -8,10 +9,12 @@ from torch import Tensor
 from relax.data.samples import Sequences
 from relax.errors import RelaxError
 from relax.megatron import hf
+from relax.megatron.batch import micro_batches
 from relax.megatron.model import ModelConfig, build_model
 from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import MicroBatch, Trainer
 from tests.megatron import reference
+from tests.megatron.conftest import VOCABULARY
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -69,6 +72,33 @@ def test_a_step_does_not_depend_on_the_micro_batch_size(
     assert update.metrics == pytest.approx(expected.metrics, rel=1e-5)
     for ours, theirs in zip(whole._ddp.buffers, cut._ddp.buffers, strict=True):
         torch.testing.assert_close(ours.grad_data, theirs.grad_data, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prompt_lengths", [(6, 6, 6), (6, 2, 9)], ids=["equal", "uneven"])
+def test_sharing_a_prompt_changes_nothing(make_trainer: MakeTrainer, prompt_lengths: tuple[int, ...]) -> None:
+    """Samples that share the computation of their prompt, against each sample alone."""
+    generator = random.Random(1)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(generator.randrange(VOCABULARY) for _ in range(count))
+
+    copies = zip(map(tokens, prompt_lengths), (4, 3, 1), strict=True)
+    prompts = [prompt for prompt, count in copies for _ in range(count)]
+    grouped = Sequences(tuple(prompts), tuple(map(tokens, (5, 0, 9, 1, 4, 4, 2, 7))))
+    (batch,) = micro_batches(grouped, 8, torch.device("cpu"))
+    assert batch.shared_prompt is not None
+    assert batch.input_ids.shape[0] == 3
+    torch.manual_seed(7)
+    together = make_trainer(micro_batch_size=8)
+    torch.manual_seed(7)
+    alone = make_trainer(micro_batch_size=1)
+    ours, theirs = together.log_probs(grouped), alone.log_probs(grouped)
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.entropy, theirs.entropy, atol=1e-5, rtol=0)
+    loss = WeightedLoss(grouped)
+    assert together.update(grouped, loss).grad_norm == pytest.approx(alone.update(grouped, loss).grad_norm, rel=1e-5)
+    for shared, single in zip(together._ddp.buffers, alone._ddp.buffers, strict=True):
+        torch.testing.assert_close(shared.grad_data, single.grad_data, atol=1e-6, rtol=1e-4)
 
 
 def test_steps_are_those_of_plain_torch(make_trainer: MakeTrainer, sequences: Sequences) -> None:
