@@ -89,6 +89,27 @@ def load(path: Path, trainer: Trainer) -> dict[str, object]:
     return extra
 
 
+def read_extra(path: Path) -> dict[str, object]:
+    """The `extra` that the checkpoint at `path` was saved with, without loading anything else.
+
+    Raises CheckpointError when `path` is no complete checkpoint.
+    """
+    try:
+        extra: dict[str, object] = dist_checkpointing.load_common_state_dict(str(path))["extra"]
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(f"could not read checkpoint {path}: {_reason(error)}") from error
+    return extra
+
+
+def at_step(root: Path, step: int) -> Path:
+    """The checkpoint of `step` under `root`. Raises CheckpointError, naming those there are."""
+    path = root / f"{_PREFIX}{step:08d}"
+    if path not in _all(root):
+        there = ", ".join(str(int(found.name.removeprefix(_PREFIX))) for found in _all(root)) or "none"
+        raise CheckpointError(f"{root}: no checkpoint of step {step}; there are: {there}")
+    return path
+
+
 def latest(root: Path) -> Path | None:
     """The newest complete checkpoint under `root`, or None."""
     found = _all(root)
