@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import attrs
 
+import relax_core
 from relax.config.checks import CHECKS
 from relax.config.options import Option, options_of
 from relax.errors import ConfigError, suggestion
@@ -46,7 +47,7 @@ class Entry:
         """Reads the record, and the docstring of the module it stands in."""
         text = inspect.getdoc(sys.modules[algorithm.hyperparameters.__module__]) or ""
         first, _, rest = text.partition("\n\n")
-        summary = re.sub(r",? *\(?arXiv:? ?\d{4}\.\d{4,5}\)?", "", " ".join(first.split())).rstrip(". ") + "."
+        summary = re.split(r"\.? *(?:After )?arXiv", " ".join(first.split()))[0].rstrip(".") + "."
         return cls(
             name=algorithm.name,
             summary=summary,
@@ -54,7 +55,7 @@ class Entry:
             papers=tuple(f"arXiv:{number}" for number in dict.fromkeys(re.findall(r"\d{4}\.\d{5}", text))),
             traits=_unusual(algorithm.traits),
             hyperparameters=tuple(options_of(algorithm.hyperparameters)),
-            stages={stage: _first_line(getattr(algorithm, stage)) for stage in STAGES},
+            stages={stage: _formula(getattr(algorithm, stage)) for stage in STAGES},
         )
 
 
@@ -65,7 +66,7 @@ def as_text(name: str | None) -> str:
     width = max(map(len, ALGORITHMS)) + 2
     lines = [
         textwrap.fill(
-            Entry.of(algorithm).summary, WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width
+            _untitled(Entry.of(algorithm)), WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width
         )
         for name, algorithm in ALGORITHMS.items()
     ]
@@ -84,6 +85,13 @@ def trait_table() -> list[tuple[str, str, str]]:
     """(trait, default, what the configuration is checked for), for every trait: the table of the documentation."""
     rules = {check.trait: inspect.getdoc(check.faults) or "" for check in CHECKS if check.trait}
     return [(field.name, _shown(field.default), rules.get(field.name, "")) for field in attrs.fields(Traits)]
+
+
+def _untitled(entry: Entry) -> str:
+    """The summary without the algorithm's name, which stands before it already."""
+    title, _, rest = entry.summary.partition(": ")
+    letters = re.sub(r"[^a-z]", "", title.lower().replace("+", "plus"))
+    return rest if letters == entry.name.replace("_", "") else entry.summary
 
 
 def traits_page() -> str:
@@ -136,8 +144,19 @@ def _unusual(traits: Traits) -> dict[str, object]:
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
-def _first_line(function: object) -> str:
-    text, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
+def _formula(stage: object) -> str:
+    """The first paragraph of a stage's docstring, then that of the core function it refers to: the formula."""
+    text = _first_paragraph(stage)
+    reference = re.search(r"`(\w+\.\w+)`", text)
+    if reference is None:
+        return text
+    module, _, name = reference[1].partition(".")
+    own = re.sub(r"[,.:]? *\b[Ss]ee `\w+\.\w+`\.?$", ".", text)
+    return f"{own} {name}: {_first_paragraph(getattr(getattr(relax_core, module), name))}"
+
+
+def _first_paragraph(documented: object) -> str:
+    text, _, _ = (inspect.getdoc(documented) or "").partition("\n\n")
     return " ".join(text.split())
 
 

@@ -23,7 +23,7 @@ def _one_line(text: str) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean ...?`, if one of `known` is spelled nearly so."""
-    near = difflib.get_close_matches(name, list(known))
+    near = difflib.get_close_matches(name, list(known), n=10)
     # Of equally near ones, that of the same letters: swapping two is the commonest slip.
     best = min(near, key=lambda word: sorted(word) != sorted(name), default=None)
     return f"; did you mean {best}?" if best else ""

@@ -12,6 +12,7 @@ from relax.config.checks import UNAVAILABLE
 from relax.config.configure import options
 from relax.config.options import Given, Option
 from relax.errors import suggestion
+from relax_core import ALGORITHMS
 
 # argparse takes `-1e-3` for a flag otherwise.
 NEGATIVE_NUMBER: Final = re.compile(r"^-(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$")
@@ -71,13 +72,21 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 def _help(option: Option) -> str:
     notes = []
     if option.algorithms is not None:
-        notes.append(", ".join(option.algorithms) or "of no algorithm yet")
+        notes.append(_owners(option.algorithms))
     if option.default not in (None, ()) and option.default is not False:
         notes.append(f"default {option.default}")
     if option.name in UNAVAILABLE:
         notes.append("not available yet")
     text = _lower_first(option.help).removesuffix(".") + (f" ({'; '.join(notes)})" if notes else "")
     return text.replace("%", "%%")
+
+
+def _owners(having: Sequence[str]) -> str:
+    """Which algorithms have a hyperparameter, in the shorter way."""
+    lacking = [name for name in ALGORITHMS if name not in having]
+    if len(lacking) < len(having):
+        return f"all but {', '.join(lacking)}" if lacking else "all"
+    return ", ".join(having) or "of no algorithm yet"
 
 
 def _lower_first(text: str) -> str:

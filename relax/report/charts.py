@@ -62,15 +62,17 @@ class Axis:
         """The pixel of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
 
-    def ticks(self, least: int) -> list[float]:
-        """The roundest values that are at least so many."""
+    def ticks(self, least: int, *, whole: bool = False) -> list[float]:
+        """The roundest values that are at least so many; only `whole` ones may be fewer."""
         power = 10.0 ** math.floor(math.log10(self.high - self.low))
-        for multiple in (5, 2.5, 2, 1, 0.5, 0.25, 0.2):
-            step = multiple * power
+        steps = [multiple * power for multiple in (5, 2.5, 2, 1, 0.5, 0.25, 0.2)]
+        found: list[float] = []
+        for step in (step for step in steps if not whole or step % 1 == 0):
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-            if last - first + 1 >= least:
+            found = [index * step for index in range(first, last + 1)]
+            if len(found) >= least:
                 break
-        return [index * step for index in range(first, last + 1)]
+        return found
 
 
 def line_chart(title: str, line: Points, dots: Points = Points((), ())) -> str:
@@ -114,7 +116,7 @@ def _grid(x: Axis, y: Axis) -> str:
         parts.append(
             f'<text class="tick" x="{LEFT - 6}" y="{level}" dy=".32em" text-anchor="end">{number(tick)}</text>'
         )
-    for tick in x.ticks(3):
+    for tick in x.ticks(3, whole=True):
         parts.append(f'<text class="tick" x="{x.at(tick):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{tick:g}</text>')
     return "".join(parts)
 

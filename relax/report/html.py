@@ -163,7 +163,7 @@ def _is_share(story: Story, key: str) -> bool:
         if isinstance(samples := record.get("samples"), list)
         for sample in samples
     }
-    return bool(values) and values <= {0, 1}
+    return values == {0, 1}
 
 
 def reward_figure(story: Story, name: str) -> Figure | None:
