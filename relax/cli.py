@@ -136,7 +136,7 @@ def _fill_run(sub: argparse.ArgumentParser) -> None:
 
 def _fill_eval(sub: argparse.ArgumentParser) -> None:
     _fill_run(sub)
-    sub.add_argument("--checkpoint", type=int, metavar="N", help="rollout of the checkpoint (default: the latest)")
+    sub.add_argument("--checkpoint", type=int, metavar="N", help="step of the checkpoint (default: the latest)")
     sub.add_argument("--samples", type=int, metavar="N", help="held-out problems (default: as configured)")
 
 
@@ -155,7 +155,7 @@ def _fill_sample(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0, the default: always the likeliest token"
     )
-    sub.add_argument("--checkpoint", type=int, metavar="N", help="rollout of the checkpoint (default: the latest)")
+    sub.add_argument("--checkpoint", type=int, metavar="N", help="step of the checkpoint (default: the latest)")
 
 
 def _sample(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
