@@ -1,0 +1,154 @@
+"""Log-probs and entropy of tokens, from logits or from hidden states, without a second tensor of tokens x vocabulary.
+
+Both work chunk by chunk, keep one number a token for the backward pass and recompute the rest there.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from relax_core.checks import checked
+
+CHUNK: Final = 2**24
+"""Logits in one chunk: 64 MiB of float32, some 110 tokens of a vocabulary of 151,936."""
+_LEAST: Final = -1e4
+"""Stands for a log-prob of -inf (a masked logit) where it is multiplied by its probability, 0."""
+
+
+@checked
+def from_logits(
+    logits: Float[Tensor, "tokens vocabulary"],
+    targets: Int[Tensor, " tokens"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    """log_softmax(logits / temperature) at the targets, and the entropy in nats; float32 at least.
+
+    Beside the logits and their gradient, memory is that of a chunk. A logit of -inf is a word that cannot be sampled.
+
+    Args:
+        chunk: how many logits to hold at a time.
+
+    Raises:
+        ValueError: a temperature or chunk that is not positive.
+    """
+    _expect_positive(temperature, chunk)
+    log_probs, entropy = _FromLogits.apply(logits, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+    return log_probs, entropy
+
+
+@checked
+def from_hidden(
+    hidden: Float[Tensor, "tokens width"],
+    weight: Float[Tensor, "vocabulary width"],
+    targets: Int[Tensor, " tokens"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    """`from_logits` of hidden @ weight.T, of which only a chunk exists at a time, in the backward pass too.
+
+    Gradient flows to `hidden` and `weight`. Raises as `from_logits` does.
+    """
+    _expect_positive(temperature, chunk)
+    log_probs, entropy = _FromHidden.apply(hidden, weight, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+    return log_probs, entropy
+
+
+def _expect_positive(temperature: float, chunk: int) -> None:
+    if not temperature > 0 or chunk < 1:
+        raise ValueError(f"temperature and chunk must be positive, got {temperature} and {chunk}")
+
+
+def _chunks(tokens: int, vocabulary: int, chunk: int) -> Iterator[slice]:
+    step = max(1, chunk // max(1, vocabulary))
+    return (slice(start, min(start + step, tokens)) for start in range(0, tokens, step))
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs at the targets, entropy and log-normalizer of rows of logits, which are used up."""
+    top = logits.amax(dim=-1, keepdim=True)
+    shifted = logits.sub_(top)
+    chosen = shifted.gather(-1, targets[:, None])[:, 0]
+    shifted.clamp_(min=_LEAST)
+    mass = shifted.exp()
+    total = mass.sum(dim=-1)
+    entropy = total.log() - mass.mul_(shifted).sum(dim=-1) / total
+    return chosen - total.log(), entropy, top[:, 0] + total.log()
+
+
+def _logits_gradient(
+    logits: Tensor, targets: Tensor, normalizer: Tensor, entropy: Tensor, grad_log_probs: Tensor, grad_entropy: Tensor
+) -> Tensor:
+    """d/d logits of grad_log_probs * log_prob + grad_entropy * entropy, for rows of logits, which are used up.
+
+    grad log_prob = [target] - p; grad entropy = -p (log p + entropy).
+    """
+    log_p = logits.sub_(normalizer[:, None]).clamp_(min=_LEAST)
+    p = log_p.exp()
+    gradient = log_p.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_log_probs[:, None]).mul_(p).neg_()
+    return gradient.scatter_add_(-1, targets[:, None], grad_log_probs[:, None])
+
+
+class _FromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, logits: Tensor, targets: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        out = logits.new_empty(3, len(targets), dtype=_wide(logits))
+        for rows in _chunks(len(logits), logits.shape[1], chunk):
+            scaled = logits[rows].to(out.dtype, copy=True).div_(temperature)
+            out[:, rows] = torch.stack(_statistics(scaled, targets[rows]))
+        log_probs, entropy, normalizer = out
+        ctx.save_for_backward(logits, targets, normalizer, entropy)
+        ctx.temperature, ctx.chunk = temperature, chunk  # type: ignore[attr-defined]
+        return log_probs.clone(), entropy.clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        logits, targets, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
+        temperature, chunk = ctx.temperature, ctx.chunk  # type: ignore[attr-defined]
+        gradient = torch.empty_like(logits)
+        for rows in _chunks(len(logits), logits.shape[1], chunk):
+            scaled = logits[rows].to(normalizer.dtype, copy=True).div_(temperature)
+            rest = (targets, normalizer, entropy, grad_log_probs, grad_entropy)
+            gradient[rows] = _logits_gradient(scaled, *(values[rows] for values in rest)).div_(temperature)
+        return gradient, None, None, None
+
+
+class _FromHidden(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        out = hidden.new_empty(3, len(targets), dtype=_wide(hidden))
+        for rows in _chunks(len(hidden), len(weight), chunk):
+            logits = (hidden[rows] @ weight.T).to(out.dtype).div_(temperature)
+            out[:, rows] = torch.stack(_statistics(logits, targets[rows]))
+        log_probs, entropy, normalizer = out
+        ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
+        ctx.temperature, ctx.chunk = temperature, chunk  # type: ignore[attr-defined]
+        return log_probs.clone(), entropy.clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
+        temperature, chunk = ctx.temperature, ctx.chunk  # type: ignore[attr-defined]
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=normalizer.dtype)
+        for rows in _chunks(len(hidden), len(weight), chunk):
+            logits = (hidden[rows] @ weight.T).to(normalizer.dtype).div_(temperature)
+            rest = (targets, normalizer, entropy, grad_log_probs, grad_entropy)
+            gradient = _logits_gradient(logits, *(values[rows] for values in rest)).div_(temperature)
+            grad_hidden[rows] = gradient.to(hidden.dtype) @ weight
+            grad_weight.addmm_(gradient.T, hidden[rows].to(gradient.dtype))
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
