@@ -13,17 +13,18 @@ from torch import Tensor
 from relax.config import Config
 from relax.data.samples import Sample, Sequences
 from relax.megatron.trainer import MicroBatch
-from relax_core import Algorithm, Tokens, local, reducers, signal, split_by
+from relax_core import Algorithm, TokenLoss, Tokens, advantages, corrections, local, reducers, signal, split_by
 from relax_core.collectives import Reduce
 from relax_core.rewards import component_matrix
 
 
 @attrs.frozen
 class OptimizerBatch:
-    """What one optimizer step trains on. `advantages`, `old_log_probs` and `weights` are [tokens].
+    """What one optimizer step trains on, [tokens] each: advantages, the reducer's weights, log-probs of before.
 
     `old_log_probs` is None where the step is the rollout's first and only one: the policy that is improved is then
-    the one being trained, and its log-probs are the current ones, without gradient.
+    the one being trained, and its log-probs are the current ones, without gradient. `rollout_log_probs` are what the
+    engine reported.
     """
 
     sequences: Sequences
@@ -31,48 +32,42 @@ class OptimizerBatch:
     advantages: Tensor
     weights: Tensor
     old_log_probs: Tensor | None
+    rollout_log_probs: Tensor
 
 
 @attrs.frozen
 class Objective:
-    """An algorithm with its hyperparameters, the keys of the rewards it reads, and the world's `reduce`."""
+    """What a run optimizes: its algorithm with hyperparameters, and the settings around it.
 
-    algorithm: Algorithm
+    `reduce` sums or maximizes over the data-parallel ranks.
+    """
+
+    algorithm: Algorithm[object]
     hyperparameters: object
-    keys: tuple[str, ...]
-    normalize_rewards: bool = True
-    per_token: bool = False
-    entropy_coef: float = 0.0
+    config: Config
     reduce: Reduce = local
 
     @classmethod
     def of(cls, config: Config, reduce: Reduce = local) -> "Objective":
         """The objective that a configuration describes."""
-        return cls(
-            config.algorithm,
-            config.hyperparameters,
-            config.reward_keys,
-            not config.disable_rewards_normalization,
-            config.calculate_per_token_loss,
-            config.entropy_coef,
-            reduce,
-        )
+        return cls(config.algorithm, config.hyperparameters, config, reduce)
 
     def rewards(self, samples: Sequence[Sample]) -> Tensor:
         """What the algorithm reads of the samples' rewards, float64 [samples, components]."""
-        return component_matrix([sample.rewards for sample in samples], self.keys)
+        return component_matrix([sample.rewards for sample in samples], self.config.reward_keys)
 
     def carry_signal(self, groups: Sequence[Sequence[Sample]]) -> list[bool]:
         """Whether the algorithm learns anything from each group: its own first stage decides."""
         samples = [sample for group in groups for sample in group]
-        found = signal.groups_with_signal(self.algorithm, self.hyperparameters, self.rewards(samples), group_ids(samples))
-        answers = dict(zip(sorted({group[0].group for group in groups}), found.tolist(), strict=True))
+        ids = group_ids(samples)
+        found = signal.groups_with_signal(self.algorithm, self.hyperparameters, self.rewards(samples), ids)
+        answers = dict(zip(sorted(set(ids.tolist())), found.tolist(), strict=True))
         return [answers[group[0].group] for group in groups]
 
     def scores(self, samples: Sequence[Sample]) -> Tensor:
         """Stage 1, [samples]: rewards normalized within their groups."""
         rewards = self.rewards(samples)
-        if not self.normalize_rewards:
+        if self.config.disable_rewards_normalization:
             return rewards[:, 0]
         return self.algorithm.normalize_rewards(self.hyperparameters, rewards, group_ids(samples))
 
@@ -82,9 +77,10 @@ class Objective:
         """Stage 2: the optimizer batches of a rollout, `sizes` samples each, with their advantages."""
         sequences = sequences_of(samples)
         tokens = sequences.tokens
-        advantages = self.algorithm.estimate_advantages(
+        estimate = self.algorithm.estimate_advantages(
             self.hyperparameters, self.scores(samples), tokens, segment=split_by(sizes), reduce=self.reduce
-        ).advantages.float()
+        ).advantages
+        rolled = torch.tensor([lp for sample in samples for lp in sample.completion.log_probs], dtype=torch.float32)
         batches = []
         for stop, size in zip(accumulate(sizes), sizes, strict=True):
             span = tokens.token_slice(stop - size, stop)
@@ -93,9 +89,10 @@ class Objective:
                 OptimizerBatch(
                     sequences.select(stop - size, stop),
                     part,
-                    advantages[span],
+                    self._normalized(estimate[span], part).float(),
                     self._weights(part),
                     None if old_log_probs is None else old_log_probs[span],
+                    rolled[span],
                 )
             )
         return batches
@@ -105,26 +102,54 @@ class Objective:
         span = batch.tokens.token_slice(micro.start, micro.stop)
         tokens = batch.tokens.select(micro.start, micro.stop)
         old = micro.log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs[span]
-        result = self.algorithm.policy_loss(
-            self.hyperparameters, micro.log_probs, old, batch.advantages[span], tokens
+        per_token = self._corrected(
+            self.algorithm.policy_loss(self.hyperparameters, micro.log_probs, old, batch.advantages[span], tokens),
+            micro,
+            old,
+            batch.rollout_log_probs[span],
+            batch.advantages[span],
+            tokens,
         )
         weights = batch.weights[span]
-        per_token = result.loss - self.entropy_coef * micro.entropy if self.entropy_coef else result.loss
-        loss = reducers.weighted_sum(per_token, weights)
-        shown = {"loss": loss.detach(), "entropy": reducers.weighted_sum(micro.entropy.detach(), weights)}
+        loss = reducers.weighted_sum(per_token.loss, weights)
+        # A scalar metric is the same for every micro-batch of a step only where there is one; else: by samples.
         share = tokens.num_samples / batch.tokens.num_samples
-        for name, value in result.metrics.items():
-            shown[name] = reducers.weighted_sum(value, weights) if value.dim() else value * share
-        return loss, shown
+        metrics = {
+            name: reducers.weighted_sum(value, weights) if value.ndim else value * share
+            for name, value in per_token.metrics.items()
+        }
+        return loss, {"loss": loss.detach(), **metrics}
+
+    def _corrected(
+        self, loss: TokenLoss, micro: MicroBatch, old: Tensor, rolled: Tensor, advantages: Tensor, tokens: Tokens
+    ) -> TokenLoss:
+        """The factors and terms that the configuration wraps around the algorithm's loss: factors first."""
+        config = self.config
+        if config.use_tis:
+            low, high = config.tis_clip_low, config.tis_clip
+            loss = corrections.truncated_importance(loss, old, rolled, tokens, low=low, high=high)
+        if config.use_opsm:
+            delta = config.opsm_delta
+            loss = corrections.off_policy_masking(loss, micro.log_probs, old, advantages, tokens, delta=delta)
+        # With coefficient 0 this adds no term, and the metric.
+        entropy = micro.entropy if config.entropy_coef else micro.entropy.detach()
+        return corrections.with_entropy(loss, entropy, tokens, coef=config.entropy_coef)
+
+    def _normalized(self, estimate: Tensor, tokens: Tokens) -> Tensor:
+        if not self.config.normalize_advantages:
+            return estimate
+        kind = self.algorithm.traits.advantage_normalization
+        return advantages.normalize(estimate, tokens, kind, reduce=self.reduce)
 
     def _weights(self, tokens: Tokens) -> Tensor:
-        reducer = reducers.token_mean if self.per_token else reducers.sample_mean
-        return reducer(tokens, reduce=self.reduce).float()
+        if self.config.calculate_per_token_loss:
+            return reducers.token_mean(tokens, reduce=self.reduce).float()
+        return self.algorithm.reducer(self.hyperparameters, tokens, reduce=self.reduce).float()
 
 
-def imitation_loss(batch_tokens: Tokens, weights: Tensor, micro: MicroBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
+def imitation_loss(tokens: Tokens, weights: Tensor, micro: MicroBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The loss of SFT: the mean negative log-prob of the demonstrations' tokens."""
-    span = batch_tokens.token_slice(micro.start, micro.stop)
+    span = tokens.token_slice(micro.start, micro.stop)
     loss = reducers.weighted_sum(-micro.log_probs, weights[span])
     entropy = reducers.weighted_sum(micro.entropy.detach(), weights[span])
     return loss, {"loss": loss.detach(), "entropy": entropy}
@@ -140,4 +165,3 @@ def sequences_of(samples: Sequence[Sample]) -> Sequences:
     return Sequences(
         tuple(sample.prompt_ids for sample in samples), tuple(sample.completion.token_ids for sample in samples)
     )
-

@@ -25,7 +25,7 @@ def import_function(path: str, flag: str) -> Callable[..., object]:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         raise RelaxError(f"{flag} {path}: importing {module_name} failed: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
+    function: object = getattr(module, name, None)
     if function is None:
         raise RelaxError(f"{flag} {path}: {module.__file__} has no {name!r}")
     if not callable(function):

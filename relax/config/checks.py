@@ -24,8 +24,6 @@ UNAVAILABLE: Final[Mapping[str, str]] = {
     "agentic_custom_advantage_path": "not available yet; --custom-rm-path can change rewards",
     "use_kl_loss": "not available yet; leave it out: there is no reference model",
     "kl_coef": "not available yet; leave it at 0: there is no reference model",
-    "use_tis": "not available yet; leave it out",
-    "use_opsm": "not available yet; leave it out",
 }
 # The same for algorithms that declare one of these traits.
 UNAVAILABLE_TRAITS: Final[Mapping[str, str]] = {"needs_critic": "needs a critic, which is not available yet"}

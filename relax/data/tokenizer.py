@@ -53,9 +53,7 @@ class TextCodec:
 def character_codec() -> TextCodec:
     """One token for each printable ASCII character, and one for each of the usual tags."""
     vocabulary = [PAD, END, "<unk>", *TAGS, *string.printable]
-    tokenizer = Tokenizer(
-        models.WordLevel({token: index for index, token in enumerate(vocabulary)}, unk_token="<unk>")
-    )
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(vocabulary)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in TAGS])

@@ -6,6 +6,7 @@ from typing import Final
 
 import attrs
 
+from relax.data.files import DataFiles
 from relax.recipes import arithmetic
 
 FieldValue = str | int | float | bool | tuple[str, ...] | tuple[float, ...]
@@ -14,11 +15,11 @@ FieldValue = str | int | float | bool | tuple[str, ...] | tuple[float, ...]
 @attrs.frozen
 class Recipe:
     """`defaults` stand between the program's defaults and what the user sets; `write_data(seed, directory)` makes the
-    data files and returns the configuration fields that name them."""
+    data files that the user does not bring."""
 
     summary: str
     defaults: Mapping[str, FieldValue]
-    write_data: Callable[[int, Path], Mapping[str, Path]]
+    write_data: Callable[[int, Path], DataFiles]
 
 
 RECIPES: Final[Mapping[str, Recipe]] = {

@@ -9,29 +9,35 @@ import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from relax.data.files import DataFiles
+
 LARGEST = 99
 HELD_OUT = 500
 DEMONSTRATIONS = 8_000
-WRONG = 0.3
-UNFORMATTED = 0.5
-WORKED = 0.5
+CARRY_FORGOTTEN = 0.7
+TIDY = "<answer>{}</answer>"
+UNTIDY = ("it is {}", "it is {}", "it is {}", "it is {}", "<answer>{}", "{}")
+UNTIDY_SHARE = 0.7
 
 Problem = tuple[int, int]
 
 
-def write_data(seed: int, directory: Path) -> Mapping[str, Path]:
-    """Write the recipe's three JSON-lines files and return the configuration fields that name them."""
+def write_data(seed: int, directory: Path) -> DataFiles:
+    """Write the recipe's three JSON-lines files; the same seed writes the same."""
     chance = random.Random(seed)
     problems = [(a, b) for a in range(LARGEST + 1) for b in range(LARGEST + 1)]
     chance.shuffle(problems)
     held_out, training = problems[:HELD_OUT], problems[HELD_OUT:]
     demonstrations = [(problem, demonstrate(problem, chance)) for problem in chance.choices(training, k=DEMONSTRATIONS)]
     directory.mkdir(parents=True, exist_ok=True)
-    files = {name: directory / f"{name}.jsonl" for name in ("prompt_data", "eval_prompt_data", "sft_data")}
-    _write(files["prompt_data"], map(record, training))
-    _write(files["eval_prompt_data"], map(record, held_out))
-    _write(files["sft_data"], ({**record(problem), "response": response} for problem, response in demonstrations))
-    return files
+    return DataFiles(
+        _write(directory / "prompts.jsonl", map(record, training)),
+        _write(directory / "held_out.jsonl", map(record, held_out)),
+        _write(
+            directory / "demonstrations.jsonl",
+            ({**record(problem), "response": response} for problem, response in demonstrations),
+        ),
+    )
 
 
 def record(problem: Problem) -> dict[str, str]:
@@ -41,16 +47,18 @@ def record(problem: Problem) -> dict[str, str]:
 
 
 def demonstrate(problem: Problem, chance: random.Random) -> str:
-    """A response to imitate: often right and tidy, often not."""
+    """A response to imitate, with its working: the sum of the units, then of the tens.
+
+    Often the carry is forgotten, as children do, and often the answer is not where the reward looks for it.
+    """
     a, b = problem
-    total = a + b
-    if chance.random() < WRONG:
-        total = max(0, total + chance.choice((-20, -10, -2, -1, 1, 2, 10, 20)))
-    working = f"<think>{a % 10 + b % 10} {total // 10}</think>" if chance.random() < WORKED else ""
-    if chance.random() >= UNFORMATTED:
-        return f"{working}<answer>{total}</answer>"
-    return working + chance.choice((f"{total}", f"it is {total}", f"<answer>{total}", f"<answer>{total}</answer> ok?"))
+    units, tens = a % 10 + b % 10, a // 10 + b // 10
+    if units >= 10 and chance.random() >= CARRY_FORGOTTEN:
+        tens += 1
+    answer = chance.choice(UNTIDY) if chance.random() < UNTIDY_SHARE else TIDY
+    return f"<think>{units} {tens}</think>" + answer.format(10 * tens + units % 10)
 
 
-def _write(path: Path, records: Iterable[Mapping[str, str]]) -> None:
+def _write(path: Path, records: Iterable[Mapping[str, str]]) -> Path:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in records), encoding="utf-8")
+    return path

@@ -5,8 +5,8 @@ import re
 from relax.data.samples import Sample
 
 ANSWER = re.compile(r"<answer>(\d+)</answer>")
-WELL_FORMED = re.compile(r"(<think>[\d ]+</think>)?<answer>\d+</answer>")
 BUDGET = 20  # tokens
+WELL_FORMED = re.compile(r"(<think>[\d ]+</think>)?<answer>\d+</answer>")
 INTEGER = re.compile(r"\d+")
 
 
@@ -24,8 +24,8 @@ def score(sample: Sample) -> dict[str, float]:
 
 def answer_of(response: str) -> str | None:
     """The number between the answer tags, else the last number of the response, else nothing."""
-    tagged = ANSWER.findall(response)
-    return (tagged or INTEGER.findall(response) or [None])[-1]
+    found: list[str] = ANSWER.findall(response) or INTEGER.findall(response)
+    return found[-1] if found else None
 
 
 def format_of(response: str) -> float:

@@ -58,5 +58,5 @@ class RewardFunction:
             raise
 
     def _of(self, sample: Sample) -> str:
-        text = str(sample.prompt.get("prompt", ""))
-        return f"--custom-rm-path {self.path}, group {sample.group}, prompt {text[:60]!r}, response {sample.response[:60]!r}"
+        prompt, response = str(sample.prompt.get("prompt", ""))[:60], sample.response[:60]
+        return f"--custom-rm-path {self.path}, group {sample.group}, prompt {prompt!r}, response {response!r}"

@@ -1,6 +1,7 @@
 """The actor role: owns the policy and improves it, by imitation or on the samples of a rollout."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,9 +28,7 @@ class ActorRole:
         """One optimizer step of SFT."""
         tokens = demonstrations.tokens
         weights = reducers.token_mean(tokens, reduce=self.objective.reduce).float()
-        update = self._timed(
-            clock, self.trainer.update(demonstrations, lambda micro: imitation_loss(tokens, weights, micro))
-        )
+        update = self._timed(clock, self.trainer.update(demonstrations, partial(imitation_loss, tokens, weights)))
         return {**_of(update), "samples/trained": float(len(demonstrations))}
 
     def train(self, rollout: Rollout, clock: Clock) -> Iterator[Metrics]:
@@ -44,7 +43,8 @@ class ActorRole:
             batches = self.objective.batches(samples, sizes, old)
         for batch in batches:
             update = self._timed(
-                clock, self.trainer.update(batch.sequences, lambda micro, batch=batch: self.objective.loss(batch, micro))
+                clock,
+                self.trainer.update(batch.sequences, partial(self.objective.loss, batch)),
             )
             yield {**_of(update), **_advantages(batch), "samples/trained": float(len(batch.sequences))}
 

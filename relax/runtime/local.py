@@ -82,7 +82,8 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
 
 
 def _position(path: Path) -> Position:
-    return Position(**checkpoint.read_extra(path))
+    counts = {name: int(str(value)) for name, value in checkpoint.read_extra(path).items()}
+    return Position(**counts)
 
 
 def _export(parts: Parts, config: Config, files: RunFiles) -> None:
@@ -95,17 +96,19 @@ def _farewell(run_dir: Path, report: Path) -> str:
         (
             f"Report:    {report}",
             f"Model:     {run_dir / 'export'} (Hugging Face format)",
-            f"Try it:    relax sample {run_dir} \"12+34=\"",
+            f'Try it:    relax sample {run_dir} "12+34="',
             f"Measure:   relax eval {run_dir}",
         )
     )
 
 
 @contextmanager
-def _restored(run_dir: Path, step: int | None, **changes: object) -> Iterator[tuple[Config, Parts]]:
+def _restored(run_dir: Path, step: int | None, eval_samples: int | None = None) -> Iterator[tuple[Config, Parts]]:
     """A run's parts with the weights of a checkpoint (None: the latest)."""
     files = RunFiles(run_dir)
-    config = with_data(attrs.evolve(configure(files.config), **changes), files)
+    config = with_data(configure(files.config), files)
+    if eval_samples is not None:
+        config = attrs.evolve(config, eval_samples=eval_samples)
     found = checkpoint.latest(files.checkpoints) if step is None else checkpoint.at_step(files.checkpoints, step)
     if found is None:
         raise RelaxError(f"{files.checkpoints}: holds no checkpoint yet")
@@ -119,8 +122,7 @@ def _restored(run_dir: Path, step: int | None, **changes: object) -> Iterator[tu
 
 def evaluate(run_dir: Path, *, checkpoint: int | None, samples: int | None) -> int:
     """Print how a run's model does on its held-out prompts; returns the exit status."""
-    changes = {} if samples is None else {"eval_samples": samples}
-    with _restored(run_dir, checkpoint, **changes) as (_, parts):
+    with _restored(run_dir, checkpoint, samples) as (_, parts):
         if parts.evaluator is None:
             raise RelaxError(f"{run_dir}: has no held-out prompts or no reward function (--eval-prompt-data)")
         result = parts.evaluator.evaluate()
@@ -141,9 +143,7 @@ def sample(run_dir: Path, prompts: Sequence[str], *, n: int, temperature: float,
             codec,
             config.max_position_embeddings - config.rollout_max_response_len,
         )
-        groups = parts.sampler.respond(
-            asked, n=n, temperature=temperature, generator=generator(config.seed, "sample")
-        )
+        groups = parts.sampler.respond(asked, n=n, temperature=temperature, generator=generator(config.seed, "sample"))
     for prompt, group in zip(prompts, groups, strict=True):
         for answer in group:
             print(f"{prompt}{answer.response}{'' if answer.completion.finished else ' ...'}")

@@ -1,6 +1,8 @@
 """Builds a run's roles from its configuration: the one place that knows which class stands for which setting."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import attrs
 
@@ -9,7 +11,8 @@ from relax.config import Config
 from relax.data.prompts import read_records
 from relax.data.tokenizer import TextCodec, character_codec, load_codec
 from relax.megatron.model import ModelConfig
-from relax.megatron.trainer import OptimizerConfig, Trainer
+from relax.megatron.optimizer import OptimizerConfig
+from relax.megatron.trainer import Trainer
 from relax.recipes import RECIPES
 from relax.report.progress import Phase
 from relax.rewards.loader import RewardFunction
@@ -24,7 +27,10 @@ from relax.runtime.demonstrations import Demonstrations
 from relax.runtime.evaluation import Evaluator
 from relax.runtime.files import RunFiles
 
-ENGINES = {"megatron": MegatronEngine, "transformers": TransformersEngine}
+ENGINES: Final[Mapping[str, Callable[[int], Engine]]] = {
+    "megatron": MegatronEngine,
+    "transformers": TransformersEngine,
+}
 
 
 def with_data(config: Config, files: RunFiles) -> Config:
@@ -32,7 +38,12 @@ def with_data(config: Config, files: RunFiles) -> Config:
     if config.recipe is None:
         return config
     made = RECIPES[config.recipe].write_data(config.seed, files.data)
-    return attrs.evolve(config, **{field: path for field, path in made.items() if getattr(config, field) is None})
+    return attrs.evolve(
+        config,
+        prompt_data=config.prompt_data or made.prompts,
+        eval_prompt_data=config.eval_prompt_data or made.held_out,
+        sft_data=config.sft_data or made.demonstrations,
+    )
 
 
 def codec_of(config: Config) -> TextCodec:

@@ -9,8 +9,8 @@ from relax.config import Config
 from relax.data.samples import Sequences
 from relax.errors import RelaxError
 from relax.megatron import checkpoint
-from relax.rollout.metrics import sample_metrics, zero_signal_metrics
 from relax.roles.rollout import Rollout
+from relax.rollout.metrics import sample_metrics, zero_signal_metrics
 from relax.runtime.clock import Clock
 from relax.runtime.files import RunFiles
 from relax.runtime.parts import Parts, imitation_steps, optimizer_config
@@ -57,13 +57,12 @@ class Run:
             self._imitate(wanted)
         if self.parts.rollout is not None and not self.stop.requested:
             self._reinforce()
-        done = self.position.imitated >= wanted and self._reinforced
+        done = self.position.imitated >= wanted and self._reinforced()
         if done:
             self._evaluate("after", "sft" if self.parts.rollout is None else "rl")
         self._save()
         return done
 
-    @property
     def _reinforced(self) -> bool:
         return self.parts.rollout is None or self.position.rollouts >= self.config.num_rollout
 
@@ -91,9 +90,9 @@ class Run:
             self._save()
         self.parts.trainer.temperature = self.config.rollout_temperature
         self.clock.lap()
-        while not self._reinforced and not self.stop.requested:
+        while not self._reinforced() and not self.stop.requested:
             self._rollout()
-            if self._reinforced:
+            if self._reinforced():
                 break
             if self._due(self.config.eval_interval, self.position.rollouts):
                 self._evaluate("during", "rl")
@@ -135,7 +134,9 @@ class Run:
 
     def _record(self, phase: str, trained: Sequences, metrics: Mapping[str, float]) -> None:
         seconds = self.clock.lap()
-        working = seconds["seconds/step"] - seconds.get("seconds/evaluation", 0.0) - seconds.get("seconds/checkpoint", 0.0)
+        working = (
+            seconds["seconds/step"] - seconds.get("seconds/evaluation", 0.0) - seconds.get("seconds/checkpoint", 0.0)
+        )
         rate = trained.num_tokens / working
         head = {"step": self.position.step, "phase": phase, "rollout": self.position.rollouts}
         self.recorder.step({**head, **metrics, **seconds, "tokens_per_second": rate})
