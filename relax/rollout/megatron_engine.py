@@ -70,7 +70,10 @@ class _CachedModel:
         self._context.max_batch_size, self._context.max_sequence_length = count * n, width + max_new_tokens
         self._context.sequence_len_offset = width
         self._context.enable_decode_mode()
-        self._cache = {layer: _grow(cached, n, max_new_tokens) for layer, cached in self._cache.items()}
+        self._cache = {
+            layer: (_grow(key, n, max_new_tokens), _grow(value, n, max_new_tokens))
+            for layer, (key, value) in self._cache.items()
+        }
         self._positions = lengths.repeat_interleave(n).unsqueeze(1)
         self._mask = None
         if bool((lengths < width).any()):
@@ -89,7 +92,7 @@ class _CachedModel:
         return logits
 
     def keep(self, rows: Tensor) -> None:
-        self._cache = {layer: (key[:, rows], value[:, rows]) for layer, (key, value) in self._cache.items()}
+        self._cache = {layer: (_keep(key, rows), _keep(value, rows)) for layer, (key, value) in self._cache.items()}
         self._positions = self._positions[rows]
         self._mask = None if self._mask is None else self._mask[rows]
 
@@ -114,10 +117,17 @@ class _CachedModel:
         self._context.key_value_memory_dict = cache
 
 
-def _grow(cached: tuple[Tensor, Tensor], n: int, slots: int) -> tuple[Tensor, Tensor]:
-    """Repeats each row `n` times, adds `slots` empty places: [time, rows, ...] -> [time + slots, rows * n, ...]."""
-    key, value = (states.repeat_interleave(n, 1) for states in cached)
-    return (
-        torch.cat((key, key.new_empty(slots, *key.shape[1:]))),
-        torch.cat((value, value.new_empty(slots, *value.shape[1:]))),
-    )
+# Megatron's caches are [time, rows, groups, width]. Ours are laid out as [rows, groups, time, width] and seen through a
+# permutation: a decoding step reads each row's keys in one piece.
+
+
+def _grow(states: Tensor, n: int, slots: int) -> Tensor:
+    """Repeats each row `n` times and adds `slots` empty places: [time, rows, ...] -> [time + slots, rows * n, ...]."""
+    time, rows, groups, width = states.shape
+    grown = states.new_empty(rows * n, groups, time + slots, width)
+    grown[:, :, :time] = states.permute(1, 2, 0, 3).repeat_interleave(n, 0)
+    return grown.permute(2, 0, 1, 3)
+
+
+def _keep(states: Tensor, rows: Tensor) -> Tensor:
+    return states.permute(1, 2, 0, 3)[rows].permute(2, 0, 1, 3)
