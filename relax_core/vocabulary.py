@@ -76,13 +76,14 @@ def _wide(values: Tensor) -> torch.dtype:
 
 def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs at the targets, entropy and log-normalizer of rows of logits, which are used up."""
-    top = logits.amax(dim=-1, keepdim=True)
+    bottom, top = logits.aminmax(dim=-1, keepdim=True)
     shifted = logits.sub_(top)
     chosen = shifted.gather(-1, targets[:, None])[:, 0]
-    shifted.clamp_(min=_LEAST)
+    if bottom.isinf().any():
+        shifted.clamp_(min=_LEAST)
     mass = shifted.exp()
     total = mass.sum(dim=-1)
-    entropy = total.log() - mass.mul_(shifted).sum(dim=-1) / total
+    entropy = total.log() - torch.linalg.vecdot(mass, shifted) / total
     return chosen - total.log(), entropy, top[:, 0] + total.log()
 
 
@@ -93,10 +94,19 @@ def _logits_gradient(
 
     grad log_prob = [target] - p; grad entropy = -p (log p + entropy).
     """
-    log_p = logits.sub_(normalizer[:, None]).clamp_(min=_LEAST)
+    log_p = logits.sub_(normalizer[:, None])
     p = log_p.exp()
-    gradient = log_p.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_log_probs[:, None]).mul_(p).neg_()
-    return gradient.scatter_add_(-1, targets[:, None], grad_log_probs[:, None])
+    if grad_entropy.any():
+        slope, rest = -grad_entropy[:, None], -(grad_log_probs + grad_entropy * entropy)[:, None]
+        p.mul_(log_p.clamp_(min=_LEAST).mul_(slope).add_(rest))
+    else:
+        p.mul_(-grad_log_probs[:, None])
+    return p.scatter_add_(-1, targets[:, None], grad_log_probs[:, None])
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """In place."""
+    return logits if temperature == 1 else logits.div_(temperature)
 
 
 class _FromLogits(torch.autograd.Function):
@@ -106,7 +116,7 @@ class _FromLogits(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         out = logits.new_empty(3, len(targets), dtype=_wide(logits))
         for rows in _chunks(len(logits), logits.shape[1], chunk):
-            scaled = logits[rows].to(out.dtype, copy=True).div_(temperature)
+            scaled = _scaled(logits[rows].to(out.dtype, copy=True), temperature)
             out[:, rows] = torch.stack(_statistics(scaled, targets[rows]))
         log_probs, entropy, normalizer = out
         ctx.save_for_backward(logits, targets, normalizer, entropy)
@@ -119,9 +129,9 @@ class _FromLogits(torch.autograd.Function):
         temperature, chunk = ctx.temperature, ctx.chunk  # type: ignore[attr-defined]
         gradient = torch.empty_like(logits)
         for rows in _chunks(len(logits), logits.shape[1], chunk):
-            scaled = logits[rows].to(normalizer.dtype, copy=True).div_(temperature)
+            scaled = _scaled(logits[rows].to(normalizer.dtype, copy=True), temperature)
             rest = (targets, normalizer, entropy, grad_log_probs, grad_entropy)
-            gradient[rows] = _logits_gradient(scaled, *(values[rows] for values in rest)).div_(temperature)
+            gradient[rows] = _scaled(_logits_gradient(scaled, *(values[rows] for values in rest)), temperature)
         return gradient, None, None, None
 
 
@@ -132,7 +142,7 @@ class _FromHidden(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         out = hidden.new_empty(3, len(targets), dtype=_wide(hidden))
         for rows in _chunks(len(hidden), len(weight), chunk):
-            logits = (hidden[rows] @ weight.T).to(out.dtype).div_(temperature)
+            logits = _scaled((hidden[rows] @ weight.T).to(out.dtype), temperature)
             out[:, rows] = torch.stack(_statistics(logits, targets[rows]))
         log_probs, entropy, normalizer = out
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
@@ -146,9 +156,9 @@ class _FromHidden(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=normalizer.dtype)
         for rows in _chunks(len(hidden), len(weight), chunk):
-            logits = (hidden[rows] @ weight.T).to(normalizer.dtype).div_(temperature)
+            logits = _scaled((hidden[rows] @ weight.T).to(normalizer.dtype), temperature)
             rest = (targets, normalizer, entropy, grad_log_probs, grad_entropy)
-            gradient = _logits_gradient(logits, *(values[rows] for values in rest)).div_(temperature)
+            gradient = _scaled(_logits_gradient(logits, *(values[rows] for values in rest)), temperature)
             grad_hidden[rows] = gradient.to(hidden.dtype) @ weight
             grad_weight.addmm_(gradient.T, hidden[rows].to(gradient.dtype))
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None
