@@ -39,7 +39,7 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
                 finished = run.finish()
         finally:
             if not finished:
-                print(f"\nTo go on: relax train --resume {run_dir}", file=sys.stderr)
+                print(f"\nTo go on: {_program()} train --resume {run_dir}", file=sys.stderr)
         if not finished:
             return STOPPED
         _export(run.parts, config, files)
@@ -96,10 +96,16 @@ def _farewell(run_dir: Path, report: Path) -> str:
         (
             f"Report:    {report}",
             f"Model:     {run_dir / 'export'} (Hugging Face format)",
-            f'Try it:    relax sample {run_dir} "12+34="',
-            f"Measure:   relax eval {run_dir}",
+            f'Try it:    {_program()} sample {run_dir} "12+34="',
+            f"Measure:   {_program()} eval {run_dir}",
         )
     )
+
+
+def _program() -> str:
+    """How the user calls this program: by name where the shell finds it, else by the path that was typed."""
+    called = sys.argv[0]
+    return "relax" if shutil.which("relax") is not None or Path(called).name != "relax" else called
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """One run from its current position to its end: the warm start, then rollouts, with evaluations and checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import attrs
 
@@ -49,6 +50,7 @@ class Run:
         self.clock = Clock()
         self.saved: Position | None = None
         self.barren = 0
+        self.training = False  # inside a rollout's optimizer steps, where no position says how far they came
 
     def finish(self) -> bool:
         """Train until the end (True) or until somebody asks to stop (False); either way a checkpoint is left."""
@@ -56,12 +58,25 @@ class Run:
         if self.position.imitated < wanted:
             self._imitate(wanted)
         if self.parts.rollout is not None and not self.stop.requested:
-            self._reinforce()
+            with self._kept_on_error():
+                self._reinforce()
         done = self.position.imitated >= wanted and self._reinforced()
         if done:
             self._evaluate("after", "sft" if self.parts.rollout is None else "rl")
         self._save()
         return done
+
+    @contextmanager
+    def _kept_on_error(self) -> Iterator[None]:
+        """A fault in what the user supplied, a reward function say, costs no training that was done before it."""
+        try:
+            yield
+        except checkpoint.CheckpointError:
+            raise
+        except RelaxError:
+            if not self.training:
+                self._save()
+            raise
 
     def _reinforced(self) -> bool:
         return self.parts.rollout is None or self.position.rollouts >= self.config.num_rollout
@@ -112,6 +127,7 @@ class Run:
             )
         filtered = float(sum(map(len, rollout.dropped)))
         trained = iter(sequences_of(rollout.samples).split(rollout.sizes(self.config.num_steps_per_rollout)))
+        self.training = True
         for update in self.parts.actor.train(rollout, self.clock):
             self._advance()
             counts = {"samples/filtered": filtered, "samples/generated": filtered + update["samples/trained"]}
@@ -122,6 +138,7 @@ class Run:
             counts = {"samples/trained": 0.0, "samples/filtered": filtered, "samples/generated": filtered}
             self._record("rl", Sequences((), ()), {**metrics, **counts})
         self._advance(0, rollouts=self.position.rollouts + 1, drawn=rollout.position)
+        self.training = False
 
     def _check_patience(self, rollout: Rollout) -> None:
         self.barren = 0 if rollout.kept else self.barren + 1
