@@ -1,6 +1,6 @@
 """Pure, shape-typed functions for reinforcement-learning post-training."""
 
-from relax_core import advantages, collectives, corrections, kl, losses, numerics, reducers, rewards, signal
+from relax_core import advantages, collectives, corrections, kl, losses, numerics, reducers, rewards, signal, vocabulary
 from relax_core.algorithm import Advantages, Algorithm, TokenLoss, Traits
 from relax_core.batch import Tokens
 from relax_core.collectives import local, split_by, whole_batch
@@ -27,5 +27,6 @@ __all__ = [
     "rewards",
     "signal",
     "split_by",
+    "vocabulary",
     "whole_batch",
 ]

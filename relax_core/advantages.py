@@ -1,5 +1,6 @@
 """Scores -> advantages: one number for each sample becomes one for each response token."""
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
@@ -27,7 +28,7 @@ VARIANCE_FLOOR: Final = 1e-8
 def broadcast(scores: Float[Tensor, " samples"], tokens: Tokens) -> Float[Tensor, " tokens"]:
     """Every response token carries its sample's score. Scores are data: no gradient passes."""
     tokens.expect_samples(scores)
-    return scores.detach()[tokens.sample_of]
+    return scores.detach().repeat_interleave(tokens.lengths.to(scores.device), output_size=tokens.num_tokens)
 
 
 @checked
@@ -162,6 +163,18 @@ def normalize(
     return (whiten if kind == "whiten" else token_global)(advantages, tokens, reduce=reduce)
 
 
+def normalized(
+    estimate: Callable[[], Advantages], tokens: Tokens, kind: AdvantageNormalization, *, reduce: Reduce = local
+) -> Advantages:
+    """What `estimate` returns, its advantages normalized, its returns as they are.
+
+    It is called where ranks agree, so that whatever it raises on one rank raises on every rank.
+    """
+    once = functools.cache(estimate)
+    formula = _whiten if kind == "whiten" else _token_global
+    return Advantages(formula(lambda: once().advantages, tokens, reduce), once().returns)
+
+
 def whiten(
     advantages: Float[Tensor, " tokens"], tokens: Tokens, *, shift_mean: bool = True, reduce: Reduce = local
 ) -> Float[Tensor, " tokens"]:
@@ -169,10 +182,7 @@ def whiten(
 
     Without `shift_mean`, A * rsqrt(var + 1e-8). Exact sums, exact collapse and errors as in `whiten_samples`.
     """
-    found = _token_statistics(advantages, tokens, reduce)
-    scale = (found.squares / (found.count - 1) + WHITEN_EPS).rsqrt()[found.of]
-    values = found.zero_where_equal(found.deviations * scale) if shift_mean else found.values * scale
-    return _scatter(values, advantages, tokens)
+    return _whiten(lambda: advantages, tokens, reduce, shift_mean)
 
 
 def token_global(
@@ -182,18 +192,30 @@ def token_global(
 
     REINFORCE++, arXiv 2501.03262. Exact sums, exact collapse and errors as in `whiten_samples`.
     """
-    found = _token_statistics(advantages, tokens, reduce)
+    return _token_global(lambda: advantages, tokens, reduce)
+
+
+def _whiten(prepare: Callable[[], Tensor], tokens: Tokens, reduce: Reduce, shift_mean: bool = True) -> Tensor:
+    found = _token_statistics(prepare, tokens, reduce)
+    scale = (found.squares / (found.count - 1) + WHITEN_EPS).rsqrt()[found.of]
+    values = found.zero_where_equal(found.deviations * scale) if shift_mean else found.values * scale
+    return _scatter(values, prepare(), tokens)
+
+
+def _token_global(prepare: Callable[[], Tensor], tokens: Tokens, reduce: Reduce) -> Tensor:
+    found = _token_statistics(prepare, tokens, reduce)
     std = (found.squares / found.count).clamp(min=VARIANCE_FLOOR).sqrt()
-    return _scatter(found.zero_where_equal(found.deviations / std[found.of]), advantages, tokens)
+    return _scatter(found.zero_where_equal(found.deviations / std[found.of]), prepare(), tokens)
 
 
-def _token_statistics(advantages: Tensor, tokens: Tokens, reduce: Reduce) -> "_Statistics":
+def _token_statistics(prepare: Callable[[], Tensor], tokens: Tokens, reduce: Reduce) -> "_Statistics":
     def share() -> _Share:
+        advantages = prepare()
         _expect_advantages(advantages, tokens)
         values = advantages.detach()[tokens.mask].double()
         return _Share(values, cut(len(values), whole_batch, values.device))
 
-    return _statistics(share, advantages, reduce)
+    return _statistics(share, tokens.mask, reduce)
 
 
 def _scatter(valid: Tensor, like: Tensor, tokens: Tokens) -> Tensor:

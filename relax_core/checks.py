@@ -43,6 +43,16 @@ def _verified(function: Callable[P, R]) -> Callable[P, R]:
 
 def checked_record(cls: type[R]) -> type[R]:
     """Check an attrs class's annotated fields when an instance is built, which jaxtyping does not do by itself."""
+    verified, names = checked(cls.__init__), cls.__init__.__code__.co_varnames[1:]
+
+    @functools.wraps(cls.__init__)
+    def fill(self: R, *args: object, **kwargs: object) -> None:
+        if torch.compiler.is_compiling():  # which cannot trace how attrs fills a frozen instance
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                object.__setattr__(self, name, value)
+        else:
+            verified(self, *args, **kwargs)
+
     # setattr, since a type checker rightly refuses an assignment to `__init__`.
-    setattr(cls, "__init__", checked(cls.__init__))  # noqa: B010
+    setattr(cls, "__init__", fill)  # noqa: B010
     return cls

@@ -1,14 +1,15 @@
 """One call from rewards and log-probs to the loss: an algorithm's stages bound together."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 import attrs
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from relax_core import reducers
-from relax_core.algorithm import Advantages, Algorithm
+from relax_core import reducers, signal
+from relax_core.advantages import normalized
+from relax_core.algorithm import Advantages, Algorithm, TokenLoss
 from relax_core.batch import Tokens
 from relax_core.collectives import Reduce, Segment, local, whole_batch
 from relax_core.registry import get_algorithm
@@ -18,13 +19,19 @@ H = TypeVar("H")
 
 @attrs.frozen(eq=False)
 class Outcome:
-    """What a batch came to: the scalar loss to differentiate, the values on the way, and each metric's mean."""
+    """What a batch came to: the scalar loss to differentiate, the values on the way, and what they tell.
+
+    Attributes:
+        metrics: each of the loss's metrics, weighed like the loss.
+        carries_signal: of each group, in ascending order of ids, whether the algorithm learns anything from it.
+    """
 
     loss: Float[Tensor, ""]
     scores: Float[Tensor, " samples"]
     advantages: Float[Tensor, " tokens"]
     returns: Float[Tensor, " tokens"]
     metrics: Mapping[str, Float[Tensor, ""]]
+    carries_signal: Bool[Tensor, " groups"]
 
 
 @attrs.frozen
@@ -35,6 +42,7 @@ class Pipeline(Generic[H]):
     hyperparameters: H
     segment: Segment = whole_batch
     reduce: Reduce = local
+    normalize_advantages: bool = False
 
     def scores(
         self, rewards: Float[Tensor, "samples components"], groups: Int[Tensor, " samples"]
@@ -50,13 +58,19 @@ class Pipeline(Generic[H]):
         kl: Float[Tensor, " tokens"] | None = None,
         values: Float[Tensor, " tokens"] | None = None,
     ) -> Advantages:
-        """Stage 2, over optimizer batches and ranks."""
-        return self.algorithm.estimate_advantages(
-            self.hyperparameters, scores, tokens, kl=kl, values=values, segment=self.segment, reduce=self.reduce
-        )
+        """Stage 2, over optimizer batches and ranks, and the normalization of advantages, where it is wanted."""
+
+        def estimate() -> Advantages:
+            return self.algorithm.estimate_advantages(
+                self.hyperparameters, scores, tokens, kl=kl, values=values, segment=self.segment, reduce=self.reduce
+            )
+
+        if not self.normalize_advantages:
+            return estimate()
+        return normalized(estimate, tokens, self.algorithm.traits.advantage_normalization, reduce=self.reduce)
 
     def weights(self, tokens: Tokens) -> Float64[Tensor, " tokens"]:
-        """The reducer's weight of each token: one optimizer batch at a time."""
+        """The algorithm's own reducer: the weight of each token of one optimizer batch."""
         return self.algorithm.reducer(self.hyperparameters, tokens, reduce=self.reduce)
 
     def loss(
@@ -66,11 +80,18 @@ class Pipeline(Generic[H]):
         advantages: Float[Tensor, " tokens"],
         tokens: Tokens,
         weights: Float[Tensor, " tokens"],
+        wrap: Callable[[TokenLoss], TokenLoss] | None = None,
     ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-        """Stage 3 of all tokens or of a micro-batch's, weighted and summed; metrics likewise."""
+        """Stage 3 of all tokens or of a micro-batch's, weighted and summed; metrics likewise.
+
+        Args:
+            wrap: corrections and terms, from `relax_core.corrections`, applied before the sum.
+        """
         per_token = self.algorithm.policy_loss(
             self.hyperparameters, log_probs, old_log_probs, advantages.to(log_probs.dtype), tokens
         )
+        if wrap is not None:
+            per_token = wrap(per_token)
         metrics = {
             name: reducers.weighted_sum(metric, weights) if metric.ndim else metric
             for name, metric in per_token.metrics.items()
@@ -87,13 +108,15 @@ class Pipeline(Generic[H]):
         *,
         kl: Float[Tensor, " tokens"] | None = None,
         values: Float[Tensor, " tokens"] | None = None,
+        wrap: Callable[[TokenLoss], TokenLoss] | None = None,
     ) -> Outcome:
         """From rewards to the loss. Without `old_log_probs` the policy that sampled is the one that is updated."""
         scores = self.scores(rewards, groups)
-        estimate = self.advantages(scores, tokens, kl=kl, values=values)
+        found = self.advantages(scores, tokens, kl=kl, values=values)
         old = log_probs.detach() if old_log_probs is None else old_log_probs
-        loss, metrics = self.loss(log_probs, old, estimate.advantages, tokens, self.weights(tokens))
-        return Outcome(loss, scores, estimate.advantages, estimate.returns, metrics)
+        loss, metrics = self.loss(log_probs, old, found.advantages, tokens, self.weights(tokens), wrap)
+        carries = signal.scores_differ(scores, groups)
+        return Outcome(loss, scores, found.advantages, found.returns, metrics, carries)
 
 
 def pipeline(
@@ -102,15 +125,23 @@ def pipeline(
     *,
     segment: Segment = whole_batch,
     reduce: Reduce = local,
+    normalize_advantages: bool | None = None,
 ) -> Pipeline[H]:
     """Bind an algorithm (or its name) to hyperparameters (its defaults, where not given), `segment` and `reduce`.
 
+    Args:
+        normalize_advantages: over the tokens of all ranks; None does what the algorithm requires, and no more.
+
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name; a normalization of advantages against what the algorithm requires or forbids.
         TypeError: hyperparameters of another algorithm.
     """
     record: Algorithm[H] = get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     chosen = record.hyperparameters() if hyperparameters is None else hyperparameters
     if not isinstance(chosen, record.hyperparameters):
         raise TypeError(f"{record.name} takes {record.hyperparameters.__name__}, got {chosen!r}")
-    return Pipeline(record, chosen, segment, reduce)
+    need = record.traits.normalize_advantages
+    normal = need == "required" if normalize_advantages is None else normalize_advantages
+    if (need == "required" and not normal) or (need == "forbidden" and normal):
+        raise ValueError(f"normalize_advantages is {normal}, but {need} by {record.name}")
+    return Pipeline(record, chosen, segment, reduce, normal)

@@ -1,16 +1,24 @@
-"""Does a group still carry signal for an algorithm? Its own first stage is asked, so that the answer cannot drift."""
+"""What a group's rewards tell: whether it carries signal for an algorithm, and how sound that signal is.
 
-from typing import TypeVar
+The first is asked of the algorithm's own first stage, so that the answer cannot drift. All answers are values.
+"""
 
+from typing import Final, TypeVar
+
+import attrs
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from relax_core.algorithm import Algorithm
-from relax_core.checks import checked
-from relax_core.numerics import group_extrema, numbered
+from relax_core.checks import checked, checked_record
+from relax_core.numerics import GDPO_EPS, group_deviations, group_extrema, group_sums, numbered
+from relax_core.rewards import combined, standardized
 
 H = TypeVar("H")
+
+_UNIT: Final = 2.0**-53
+"""Half the distance from 1 to the next float64: the largest relative error of one rounding."""
 
 
 @checked
@@ -39,5 +47,117 @@ def groups_with_signal(
     scores = torch.zeros(len(rewards), dtype=torch.float32, device=rewards.device)
     if enough.any():
         scores[enough] = algorithm.normalize_rewards(hyperparameters, rewards[enough], groups[enough]).float()
-    low, high = group_extrema(scores[:, None], ids, len(counts))
+    return scores_differ(scores, groups)
+
+
+@checked
+def scores_differ(scores: Float[Tensor, " samples"], groups: Int[Tensor, " samples"]) -> Bool[Tensor, " groups"]:
+    """Where a group's scores are not all equal in float32; groups in ascending order of their ids."""
+    _, ids, counts = numbered(groups)
+    low, high = group_extrema(scores.float()[:, None], ids, len(counts))
     return torch.ne(low, high).squeeze(1)
+
+
+@checked_record
+@attrs.frozen(eq=False)
+class Components:
+    """How each group's reward components make up its decoupled scores; groups in ascending order of their ids.
+
+    Attributes:
+        groups: the groups' ids.
+        flat: all samples of the group have the same value there, exactly.
+        share: sum_i w_k z_ik A_i / sum_i A_i^2, how much the component gave to the scores A. A group's shares add up to
+            1, and a component that works against the others has a negative one. 0 where the group's scores are all 0.
+        condition: max_i sum_k |w_k z_ik| / max_i |A_i|, what any error of the components is magnified by. 1 is sound;
+            infinite where they cancel exactly; 1 where all are flat. Large as well where opposite components of unlike
+            scale leave a residue of eps only.
+        rounding: the share of the largest score that may be rounding, at most: of the rewards themselves, each half a
+            last place of its group's largest, and of the arithmetic. 1 or more: nothing of the scores is certain.
+        cancels: the component is not flat and has a weight, yet all its group's scores may be rounding.
+    """
+
+    groups: Int[Tensor, " groups"]
+    flat: Bool[Tensor, "groups components"]
+    share: Float64[Tensor, "groups components"]
+    condition: Float64[Tensor, " groups"]
+    rounding: Float64[Tensor, " groups"]
+    cancels: Bool[Tensor, "groups components"]
+
+
+@checked
+def components(
+    rewards: Float[Tensor, "samples components"],
+    groups: Int[Tensor, " samples"],
+    weights: Float64[Tensor, " components"],
+    *,
+    eps: float = GDPO_EPS,
+) -> Components:
+    """Diagnose the decoupled scores of `relax_core.rewards.decoupled`. Raises as it does."""
+    names, ids, counts = numbered(groups)
+    number, values = len(counts), rewards.detach().double()
+    parts = standardized(values, groups, eps=eps) * weights
+    scores = combined(parts, torch.ones_like(weights))
+    low, high = group_extrema(values, ids, number)
+    flat = low == high
+    energy = group_sums(scores.square()[:, None], ids, number)
+    share = group_sums(parts * scores[:, None], ids, number) / torch.where(energy > 0, energy, 1.0)
+    error = _error_bound(values, parts, weights, ids, counts, eps)
+    largest = _group_max(scores.abs(), ids, number)
+    alive = ~flat.all(dim=1)
+    return Components(
+        groups=names,
+        flat=flat,
+        share=share,
+        condition=torch.where(alive, _group_max(parts.abs().sum(dim=1), ids, number) / largest, 1.0),
+        rounding=torch.where(alive, _group_max(error, ids, number) / largest, 0.0),
+        cancels=~flat & (weights != 0) & (_group_max(scores.abs() - error, ids, number) <= 0)[:, None],
+    )
+
+
+def _error_bound(
+    values: Tensor, parts: Tensor, weights: Tensor, ids: Tensor, counts: Tensor, eps: float
+) -> Float64[Tensor, " samples"]:
+    """A bound for |computed - exact| of each score, where "exact" starts from rewards before they were rounded.
+
+    Let M be the group's largest |x|, u = 2^-53 and n its size. Each x is off by at most uM, so d = x - mean by 2uM, and
+    s = std + eps by e = 2uM sqrt(n / (n - 1)), since a seminorm changes by no more than the seminorm of the change. For
+    computed d', s', z' = d' / s': d / s - z' = (d - d') / s + z' (s' - s) / s, at most (2uM + |z'| e) / (s' - e), and
+    without bound where e reaches s'. The arithmetic itself rounds a handful of times relative to |w z|, and once more
+    for each component added.
+    """
+    number = len(counts)
+    low, high = group_extrema(values, ids, number)
+    largest = torch.maximum(low.abs(), high.abs())
+    deviations = group_deviations(values, ids, counts)
+    scale = (group_sums(deviations.square(), ids, number) / (counts - 1)[:, None]).sqrt() + eps
+    flat = (low == high)[ids]
+    z = torch.where(weights == 0, 0.0, parts / torch.where(weights == 0, 1.0, weights)).abs()
+    drift = 2 * _UNIT * largest * (counts / (counts - 1)).sqrt()[:, None]
+    inherited = (2 * _UNIT * largest[ids] + z * drift[ids]) / (scale - drift).clamp(min=0)[ids]
+    arithmetic = (8 + values.shape[1]) * _UNIT * parts.abs()
+    return torch.where(flat, 0.0, weights.abs() * inherited + arithmetic).sum(dim=1)
+
+
+def _group_max(values: Tensor, ids: Tensor, groups: int) -> Tensor:
+    return group_extrema(values[:, None], ids, groups)[1][:, 0]
+
+
+@checked
+def distinct_groups(
+    scores: Float[Tensor, " samples"], groups: Int[Tensor, " samples"], *, resolution: float = 1e-6
+) -> int:
+    """How many groups differ in their scores, order within a group aside; equal is equal to within `resolution`.
+
+    What the GDPO paper counts (arXiv 2601.05242, Figure 2): the more, the finer the advantages tell groups apart.
+    """
+    if not len(scores):
+        return 0
+    _, ids, counts = numbered(groups)
+    steps = (scores.double() / resolution).round()
+    order = steps.argsort(stable=True)
+    order = order[ids[order].argsort(stable=True)]
+    starts = (counts.cumsum(0) - counts)[ids[order]]
+    rows = steps.new_full((len(counts), int(counts.max())), torch.inf)
+    rows[ids[order], torch.arange(len(order), device=scores.device) - starts] = steps[order]
+    found: Tensor = rows.unique(dim=0)  # type: ignore[no-untyped-call]
+    return len(found)

@@ -7,12 +7,13 @@ import sys
 import attrs
 import pytest
 import torch
+from torch import Tensor
 
 import relax_core as rc
 from relax_core import rewards
 from relax_core.algorithm import Algorithm
 from relax_core.algorithms import stages
-from tests.core.ranks import f64
+from tests.core.ranks import f64, on_ranks
 
 GRPO, GDPO = rc.get_algorithm("grpo"), rc.get_algorithm("gdpo")
 
@@ -168,47 +169,6 @@ def test_group_scale_can_be_switched_off() -> None:
     assert GRPO.normalize_rewards(plain, matrix, groups).tolist() == [-1.0, 1.0]
 
 
-# --- signal ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "group", "signal"),
-    [
-        ("grpo", [[0.0], [1.0]], True),
-        ("grpo", [[0.35]] * 7, False),
-        ("grpo", [[1.0], [1.0 + 1e-12]], False),
-        ("grpo", [], False),
-        ("gdpo", [[1, 0], [0, 1], [1, 0]], False),
-        ("gdpo", [[1, 0], [1, 1]], True),
-        ("gdpo", [[0.1, 0.3]] * 7, False),
-        ("gdpo", [[1, 2]], False),
-        ("gdpo", [], False),
-    ],
-)
-def test_does_a_group_carry_signal(name: str, group: list[list[float]], signal: bool) -> None:
-    algorithm = rc.get_algorithm(name)
-    matrix = f64(group).view(len(group), 2 if name == "gdpo" else 1)
-    assert rc.signal.carries_signal(algorithm, algorithm.hyperparameters(), matrix) is signal
-
-
-def test_weights_count_for_the_signal() -> None:
-    opposite = f64([[1, 0], [0, 1], [1, 0]])
-    for weights, signal in (((1.0, 0.5), True), ((1.0, 1.0), False), ((1.0, 0.0), True)):
-        hyperparameters = GDPO.hyperparameters(gdpo_reward_weights=weights)
-        assert rc.signal.carries_signal(GDPO, hyperparameters, opposite) is signal
-
-
-def test_signal_of_many_groups_at_once() -> None:
-    matrix = f64([[1, 0], [5, 5], [0, 1], [5, 5], [2, 0], [7, 7]])
-    ids = torch.tensor([9, -2, 9, -2, 9, 4])
-    assert rc.signal.groups_with_signal(GDPO, GDPO.hyperparameters(), matrix, ids).tolist() == [False, False, True]
-
-
-def test_broken_rewards_are_no_silent_no() -> None:
-    with pytest.raises(ValueError, match="is nan"):
-        rc.signal.carries_signal(GRPO, GRPO.hyperparameters(), f64([[float("nan")], [1.0]]))
-
-
 # --- pipeline -------------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +192,45 @@ def test_pipeline_is_its_stages(name: str) -> None:
     assert outcome.metrics["ppo_kl"].item() == pytest.approx(-0.1, rel=1e-5)
     outcome.loss.backward()
     assert log_probs.grad.any()
+
+
+def test_pipeline_normalizes_advantages_where_required_or_wanted() -> None:
+    tokens, log_probs = rc.Tokens.full([2, 1, 3, 2]), torch.zeros(8)
+    matrix, groups = f64([[0.0], [1.0], [0.5], [0.2]]), torch.tensor([0, 0, 1, 1])
+    required = rc.pipeline("reinforce_plus_plus_baseline")(matrix, groups, tokens, log_probs)
+    plain = rc.pipeline("grpo")(matrix, groups, tokens, log_probs)
+    wanted = rc.pipeline("grpo", normalize_advantages=True)(matrix, groups, tokens, log_probs)
+    assert required.advantages.mean().abs() < 1e-6
+    torch.testing.assert_close(required.returns, torch.tensor([-0.5, 0.5, 0.15, -0.15])[tokens.sample_of])
+    assert torch.equal(wanted.advantages, rc.advantages.whiten(plain.advantages, tokens))
+    assert wanted.carries_signal.tolist() == [True, True]
+    for name, normal in (("gdpo", True), ("reinforce_plus_plus", False)):
+        with pytest.raises(ValueError, match=f"normalize_advantages is {normal}"):
+            rc.pipeline(name, normalize_advantages=normal)
+
+
+def test_what_one_rank_cannot_estimate_raises_on_every_rank() -> None:
+    def run(scores: Tensor, reduce: rc.collectives.Reduce) -> rc.Advantages:
+        return rc.pipeline("reinforce_plus_plus", reduce=reduce).advantages(scores, rc.Tokens.full([2, 1]))
+
+    errors, world = on_ranks([torch.zeros(2), torch.zeros(3)], run)
+    assert all("3 values for 2 samples" in str(error) for error in errors)
+    assert world.collectives == 1
+
+
+def test_pipeline_wraps_the_loss() -> None:
+    tokens, log_probs, entropy = rc.Tokens.full([1, 1]), torch.zeros(2), torch.tensor([1.0, 3.0])
+    matrix, groups = f64([[0.0], [1.0]]), torch.tensor([0, 0])
+    wrapped = rc.pipeline("grpo")(
+        matrix,
+        groups,
+        tokens,
+        log_probs,
+        wrap=lambda loss: rc.corrections.with_entropy(loss, entropy, tokens, coef=0.5),
+    )
+    plain = rc.pipeline("grpo")(matrix, groups, tokens, log_probs)
+    assert wrapped.loss.item() == pytest.approx(plain.loss.item() - 1.0)
+    assert wrapped.metrics["entropy"].item() == 2.0
 
 
 def test_pipeline_refuses_another_algorithms_hyperparameters() -> None:
