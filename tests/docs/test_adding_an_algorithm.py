@@ -1,7 +1,5 @@
 """What docs/adding-an-algorithm.md says happens, in a copy of the packages that gets its file and its lines."""
 
-from pathlib import Path
-
 import pytest
 
 from relax.report.metrics import read_records
