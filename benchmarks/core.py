@@ -101,9 +101,7 @@ def cases(samples: int, longest: int, words: int) -> list[Case]:
 
 
 def table(samples: int, longest: int, words: int, rounds: int) -> None:
-    print(
-        f"{f'median of {rounds}':32}{'plain ms':>10}{'relax ms':>10}{'plain/relax':>13}{'max diff':>11}"
-    )
+    print(f"{f'median of {rounds}':32}{'plain ms':>10}{'relax ms':>10}{'plain/relax':>13}{'max diff':>11}")
     for name, own, plain in cases(samples, longest, words):
         difference = (own().double() - plain().double()).abs().max().item()
         times: tuple[list[float], list[float]] = ([], [])
