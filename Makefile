@@ -11,7 +11,7 @@ help:
 	@echo "make train          train the default recipe: a small model learns to add (ARGS=\"--seed 1\" passes flags on)"
 	@echo "make test           run the tests (ARGS=\"-k gdpo\" passes flags on)"
 	@echo "make lint           ruff and mypy --strict"
-	@echo "make bench          speed, side by side with plain versions and with TRL"
+	@echo "make bench          speed of the core, side by side with plain torch versions"
 	@echo "make clean          remove the environment and what the tools left"
 
 train: $(VENV)/.installed-train

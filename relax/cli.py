@@ -11,7 +11,7 @@ import attrs
 
 from relax.errors import ConfigError, RelaxError, suggestion
 
-FAILED, WRONG_USAGE = 1, 2
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 DESCRIPTION: Final = "Reinforcement learning for language models, with algorithms that are pure functions."
 EPILOG: Final = """\
 for instance:
@@ -45,7 +45,10 @@ class Command:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 done, 1 failed, 2 wrong usage (nothing was started)."""
+    """Run the command line and return its exit status.
+
+    0 done, 1 failed, 2 wrong usage (nothing was started), 130 stopped.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = next((word for word in words if not word.startswith("-")), "")
     name = f"relax {command}" if command in COMMANDS else "relax"
@@ -64,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RelaxError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def parser(command: str) -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ def read_records(path: Path, text_keys: Sequence[str]) -> tuple[Record, ...]:
     Errors: `RelaxError` naming file, line and key, for a missing, empty or malformed file.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: texts may hold its other breaks
     except FileNotFoundError:
         raise RelaxError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

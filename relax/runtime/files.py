@@ -41,12 +41,15 @@ class RunFiles:
     def export(self) -> Path:
         return self.root / "export"
 
-    def rewind(self, step: int) -> None:
-        """Drop what was recorded after `step`: a run that was killed may have written on after its last checkpoint."""
-        for path in (self.metrics, self.evaluations):
+    def rewind(self, step: int, evaluated: int) -> None:
+        """Drop steps recorded after `step` and evaluations of after `evaluated` (-1: all of them).
+
+        A run that was killed may have written on after its last checkpoint.
+        """
+        for path, last in ((self.metrics, step), (self.evaluations, evaluated)):
             if path.exists():
-                kept = [line for line in path.read_text(encoding="utf-8").splitlines(True) if _step(line) <= step]
-                write_whole(path, "".join(kept))
+                lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: texts may hold its other breaks
+                write_whole(path, "".join(f"{line}\n" for line in lines if _step(line) <= last))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -75,7 +75,7 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
     if latest is not None:
         checkpoint.load(latest, parts.trainer)
     if resume:
-        files.rewind(position.step)
+        files.rewind(position.step, position.evaluated)
     else:
         write_whole(files.config, config.to_yaml())
     return Run(complete, files, parts, Recorder(files, phases(config), position.step), stop, position)
