@@ -3,7 +3,8 @@
 The arithmetic is `relax_core`'s; what is added here is where its inputs come from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 
 import attrs
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from relax.config import Config
 from relax.data.samples import Sample, Sequences
+from relax.errors import RelaxError
 from relax.megatron.trainer import MicroBatch
 from relax_core import Algorithm, TokenLoss, Tokens, advantages, corrections, local, reducers, signal, split_by
 from relax_core.collectives import Reduce
@@ -60,7 +62,8 @@ class Objective:
         """Whether the algorithm learns anything from each group: its own first stage decides."""
         samples = [sample for group in groups for sample in group]
         ids = group_ids(samples)
-        found = signal.groups_with_signal(self.algorithm, self.hyperparameters, self.rewards(samples), ids)
+        with self._naming_rewards():
+            found = signal.groups_with_signal(self.algorithm, self.hyperparameters, self.rewards(samples), ids)
         answers = dict(zip(sorted(set(ids.tolist())), found.tolist(), strict=True))
         return [answers[group[0].group] for group in groups]
 
@@ -69,7 +72,17 @@ class Objective:
         rewards = self.rewards(samples)
         if self.config.disable_rewards_normalization:
             return rewards[:, 0]
-        return self.algorithm.normalize_rewards(self.hyperparameters, rewards, group_ids(samples))
+        with self._naming_rewards():
+            return self.algorithm.normalize_rewards(self.hyperparameters, rewards, group_ids(samples))
+
+    @contextmanager
+    def _naming_rewards(self) -> Iterator[None]:
+        """What an algorithm cannot make of a user's rewards is the user's to mend."""
+        try:
+            yield
+        except ValueError as error:
+            keys = " ".join(self.config.reward_keys)
+            raise RelaxError(f"--advantage-estimator {self.algorithm.name}, rewards {keys}: {error}") from error
 
     def batches(
         self, samples: Sequence[Sample], sizes: Sequence[int], old_log_probs: Tensor | None

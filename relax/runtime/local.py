@@ -1,5 +1,6 @@
 """The local runtime: every role in this process, one after another. This is what the commands call."""
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,8 +45,14 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
             return STOPPED
         _export(run.parts, config, files)
     report = write_report(run_dir)
-    print(_farewell(run_dir, report))
+    print(_farewell(run_dir, report, _example(run.parts)))
     return 0
+
+
+def _example(parts: Parts) -> str:
+    """A prompt of the run's own, for a shell."""
+    prompts = parts.evaluator.prompts if parts.evaluator else parts.rollout.prompts if parts.rollout else None
+    return "PROMPT" if prompts is None else shlex.quote(parts.codec.decode(prompts.ids[0]))
 
 
 @contextmanager
@@ -91,12 +98,12 @@ def _export(parts: Parts, config: Config, files: RunFiles) -> None:
     parts.codec.save(files.export)
 
 
-def _farewell(run_dir: Path, report: Path) -> str:
+def _farewell(run_dir: Path, report: Path, example: str) -> str:
     return "\n".join(
         (
             f"Report:    {report}",
             f"Model:     {run_dir / 'export'} (Hugging Face format)",
-            f'Try it:    {_program()} sample {run_dir} "12+34="',
+            f"Try it:    {_program()} sample {run_dir} {example}",
             f"Measure:   {_program()} eval {run_dir}",
         )
     )
