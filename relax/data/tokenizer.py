@@ -34,7 +34,8 @@ class TextCodec:
 
         Errors: `RelaxError` naming the text when the tokenizer cannot represent it.
         """
-        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        whole = text.encode(errors="ignore").decode() == text  # JSON can spell half a surrogate pair: that is no text
+        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if whole else ()
         unknown = self.tokenizer.unk_token_id
         if not ids or (unknown is not None and unknown in ids):
             raise RelaxError(f"the tokenizer of {self.origin} cannot represent {text[:80]!r}")
