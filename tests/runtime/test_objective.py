@@ -1,0 +1,201 @@
+"""The objective of a run against NumPy, and every declared setting against a witness that it changes."""
+
+from collections.abc import Callable, Mapping
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from relax.adapter import Objective, group_ids, imitation_loss, sequences_of
+from relax.config import configure
+from relax.data.samples import Sample
+from relax.errors import RelaxError
+from relax.megatron.trainer import MicroBatch
+from relax_core import reducers
+from tests.runtime.scripted import sample
+
+KEYS = ("digit", "letter")
+WEIGHTS = (1.0, -0.5)
+LENGTHS = (3, 1, 4, 2, 5, 2, 2, 6, 1, 3, 3, 2)
+
+
+def objective(**values: object) -> Objective:
+    chosen = {"gdpo_reward_keys": KEYS, "gdpo_reward_weights": WEIGHTS, "n_samples_per_prompt": 3}
+    if values.get("advantage_estimator", "gdpo") != "gdpo":
+        chosen = {"n_samples_per_prompt": 3, "reward_key": "digit"}
+    return Objective.of(configure(**{**chosen, "rollout_batch_size": 4, **values}))
+
+
+def samples(seed: int = 0) -> list[Sample]:
+    """Four groups of three, of different scale; one component is flat in one of them."""
+    chance = np.random.default_rng(seed)
+    made = []
+    for index, length in enumerate(LENGTHS):
+        group = 10 + index // 3
+        rewards = {"digit": float(chance.integers(3)), "letter": 5.0 if group == 11 else float(chance.normal(100, 7))}
+        made.append(sample(group, rewards, length, log_prob=-2.0))
+    return made
+
+
+def by_hand(made: list[Sample], sizes: list[int]) -> np.ndarray:
+    """GDPO in NumPy (arXiv 2601.05242, Eqs. 4-6): one number per sample."""
+    rewards = np.array([[s.rewards[key] for key in KEYS] for s in made])
+    groups = np.array([s.group for s in made])
+    combined = np.zeros(len(made))
+    for group in set(groups.tolist()):
+        rows = groups == group
+        x = rewards[rows]
+        z = (x - x.mean(0)) / (x.std(0, ddof=1) + 1e-4)
+        combined[rows] = (z * np.array(WEIGHTS)).sum(1)
+    parts = np.split(combined, np.cumsum(sizes)[:-1])
+    return np.concatenate([(part - part.mean()) / (part.std(ddof=1) + 1e-4) for part in parts])
+
+
+@pytest.mark.parametrize("sizes", [[12], [6, 6], [3, 9], [3, 3, 6]])
+def test_gdpo_whitens_each_optimizer_batch_by_itself(sizes: list[int]) -> None:
+    made = samples()
+    batches = objective().batches(made, sizes, None)
+    assert [len(batch.sequences) for batch in batches] == sizes
+    ours = torch.cat([batch.advantages for batch in batches]).numpy()
+    np.testing.assert_allclose(ours, np.repeat(by_hand(made, sizes), LENGTHS), rtol=1e-6, atol=1e-7)
+    if len(sizes) > 1:
+        assert np.abs(by_hand(made, sizes) - by_hand(made, [12])).max() > 0.01
+
+
+def test_groups_go_by_id_and_not_by_place() -> None:
+    made = samples()
+    order = np.random.default_rng(3).permutation(len(made))
+    (batch,) = objective().batches([made[i] for i in order], [12], None)
+    wanted = np.repeat(by_hand(made, [12])[order], np.array(LENGTHS)[order])
+    np.testing.assert_allclose(batch.advantages.numpy(), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_a_batch_holds_what_belongs_to_its_samples() -> None:
+    made = [attrs.evolve(s, completion=attrs.evolve(s.completion, log_probs=(-float(i),) * n))
+            for i, (s, n) in enumerate(zip(samples(), LENGTHS, strict=True))]  # fmt: skip
+    old = torch.arange(float(sum(LENGTHS)))
+    first, second = objective(num_steps_per_rollout=2).batches(made, [6, 6], old)
+    assert torch.cat((first.old_log_probs, second.old_log_probs)).equal(old)
+    assert second.rollout_log_probs.tolist() == [-float(i) for i in range(6, 12) for _ in range(LENGTHS[i])]
+    for batch, lengths in ((first, LENGTHS[:6]), (second, LENGTHS[6:])):
+        wanted = [1 / (6 * n) for n in lengths for _ in range(n)]
+        np.testing.assert_allclose(batch.weights.numpy(), wanted, rtol=1e-6)
+
+
+def test_a_flat_group_carries_no_signal() -> None:
+    groups = [[sample(g, {"digit": float(i) * (g == 2), "letter": 3.0}) for i in range(3)] for g in (5, 2, 9)]
+    assert objective().carry_signal(groups) == [False, True, False]
+
+
+def inputs(made: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Current and old log-probs and entropies, [tokens]: far enough apart for every clip to matter."""
+    chance = torch.Generator().manual_seed(1)
+    count = sum(LENGTHS)
+    old = -2 + torch.randn(count, generator=chance)
+    return old + 0.8 * torch.randn(count, generator=chance), old, torch.rand(count, generator=chance)
+
+
+def evaluate(goal: Objective, cuts: tuple[int, ...] = (12,)) -> tuple[float, torch.Tensor, Mapping[str, float]]:
+    """Loss, gradient in the log-probs and metrics of all samples, in micro-batches that end at `cuts`."""
+    made = samples()
+    log_probs, old, entropy = inputs(made)
+    log_probs.requires_grad_()
+    (batch,) = goal.batches(made, [12], old)
+    total, metrics = torch.zeros(()), {}
+    for start, stop in zip((0, *cuts), cuts, strict=False):
+        span = batch.tokens.token_slice(start, stop)
+        loss, parts = goal.loss(batch, MicroBatch(start, stop, log_probs[span], entropy[span]))
+        total = total + loss
+        metrics = {name: metrics.get(name, 0.0) + float(value) for name, value in parts.items()}
+    total.backward()
+    return float(total.detach()), log_probs.grad, metrics
+
+
+@pytest.mark.parametrize("cuts", [(6, 12), (1, 2, 3, 12), (5, 5, 12), tuple(range(1, 13))])
+@pytest.mark.parametrize(
+    "values", [{}, {"calculate_per_token_loss": True}, {"advantage_estimator": "gspo"}, {"use_tis": True}]
+)
+def test_micro_batches_change_nothing(values: Mapping[str, object], cuts: tuple[int, ...]) -> None:
+    whole, in_parts = evaluate(objective(**values)), evaluate(objective(**values), cuts)
+    assert in_parts[0] == pytest.approx(whole[0], rel=1e-5)
+    torch.testing.assert_close(in_parts[1], whole[1])
+    assert in_parts[2] == pytest.approx(whole[2], rel=1e-5, abs=1e-7)
+    assert whole[2]["loss"] == pytest.approx(whole[0])
+
+
+def test_the_loss_is_the_clipped_surrogate_by_hand() -> None:
+    made = samples()
+    log_probs, old, _ = (x.double().numpy() for x in inputs(made))
+    advantages = np.repeat(by_hand(made, [12]), LENGTHS)
+    ratio = np.exp(log_probs - old)
+    per_token = np.maximum(-ratio * advantages, -np.clip(ratio, 0.8, 1.2) * advantages)
+    weights = np.repeat([1 / (12 * n) for n in LENGTHS], LENGTHS)
+    loss, _, metrics = evaluate(objective())
+    assert loss == pytest.approx((weights * per_token).sum(), rel=1e-5)
+    assert metrics["clipfrac"] == pytest.approx(
+        (weights * (-np.clip(ratio, 0.8, 1.2) * advantages > -ratio * advantages)).sum(), rel=1e-5
+    )
+    loss, _, _ = evaluate(objective(calculate_per_token_loss=True))
+    assert loss == pytest.approx(per_token.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "change"),
+    [
+        ({}, {"eps_clip": 0.1}),
+        ({}, {"eps_clip_high": 0.4}),
+        ({}, {"eps_clip_c": 1.5}),
+        ({}, {"gdpo_reward_weights": (1.0, 0.5)}),
+        ({}, {"calculate_per_token_loss": True}),
+        ({}, {"entropy_coef": 0.1}),
+        ({}, {"use_tis": True}),
+        ({"use_tis": True}, {"tis_clip": 1.1}),
+        ({"use_tis": True}, {"tis_clip_low": 0.9}),
+        ({}, {"use_opsm": True}),
+        ({"use_opsm": True}, {"opsm_delta": 10.0}),
+        ({"advantage_estimator": "grpo"}, {"disable_grpo_std_normalization": True}),
+        ({"advantage_estimator": "grpo"}, {"normalize_advantages": True}),
+        ({"advantage_estimator": "grpo"}, {"disable_rewards_normalization": True}),
+        ({"advantage_estimator": "grpo"}, {"reward_key": "letter"}),
+        ({"advantage_estimator": "sapo"}, {"sapo_tau_pos": 3.0}),
+        ({"advantage_estimator": "dr_grpo"}, {"dr_grpo_length": 7}),
+    ],
+    ids=str,
+)
+def test_every_setting_changes_the_loss(values: Mapping[str, object], change: Mapping[str, object]) -> None:
+    before, after = evaluate(objective(**values))[0], evaluate(objective(**values, **change))[0]
+    assert np.isfinite([before, after]).all()
+    assert before != pytest.approx(after, rel=1e-4)
+
+
+def test_without_old_log_probs_the_policy_is_compared_with_itself() -> None:
+    made = samples()
+    log_probs, _, entropy = inputs(made)
+    (batch,) = objective().batches(made, [12], None)
+    _, metrics = objective().loss(batch, MicroBatch(0, 12, log_probs.requires_grad_(), entropy))
+    assert metrics["ppo_kl"] == 0
+    assert metrics["clipfrac"] == 0
+    wanted = (np.repeat([1 / (12 * n) for n in LENGTHS], LENGTHS) * entropy.numpy()).sum()
+    assert float(metrics["entropy"]) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_rewards_that_the_algorithm_cannot_use_are_the_users_to_mend() -> None:
+    idle = [sample(4, {"digit": 1.0, "letter": 0.0}) for _ in range(3)]
+    goal = objective(advantage_estimator="opo", gdpo_reward_keys=KEYS)
+    with pytest.raises(RelaxError, match=r"--advantage-estimator opo, rewards digit letter: .*group 4"):
+        goal.scores(idle)
+
+
+def test_imitation_is_the_mean_negative_log_prob() -> None:
+    made = samples()
+    log_probs, _, entropy = inputs(made)
+    tokens = sequences_of(made).tokens
+    weights = reducers.token_mean(tokens).float()
+    parts: list[Callable[[], object]] = [
+        imitation_loss(tokens, weights, MicroBatch(a, b, log_probs[s], entropy[s]))[0]
+        for a, b in ((0, 5), (5, 12))
+        for s in [tokens.token_slice(a, b)]
+    ]
+    assert float(sum(parts)) == pytest.approx(float(-log_probs.mean()), rel=1e-5)
+    assert group_ids(made).tolist() == [10] * 3 + [11] * 3 + [12] * 3 + [13] * 3
