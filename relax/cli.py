@@ -147,6 +147,8 @@ def _fill_eval(sub: argparse.ArgumentParser) -> None:
 
 def _eval(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
     refuse(rest)
+    if namespace.samples is not None and namespace.samples < 1:
+        raise ConfigError([f"--samples {namespace.samples}: must be at least 1"])
     configuration_of(namespace.run_dir)
     from relax.runtime.local import evaluate
 

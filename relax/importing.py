@@ -23,7 +23,7 @@ def import_function(path: str, flag: str) -> Callable[..., object]:
         sys.path.insert(0, here)  # a console script's own folder comes first there, not the user's
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise RelaxError(f"{flag} {path}: importing {module_name} failed: {type(error).__name__}: {error}") from error
     function: object = getattr(module, name, None)
     if function is None:

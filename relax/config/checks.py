@@ -117,6 +117,23 @@ def batches(config: Config, traits: Traits) -> Iterator[str]:
         )
 
 
+def whole_groups(config: Config, traits: Traits) -> Iterator[str]:
+    """A group is never split between optimizer steps, so a rollout has no more steps than prompts."""
+    steps, prompts = config.num_steps_per_rollout, config.rollout_batch_size
+    if steps > prompts and config.loss_type != "sft":
+        yield f"--num-steps-per-rollout {steps}: more than the {prompts} groups of a rollout (--rollout-batch-size)"
+
+
+def schedule(config: Config, traits: Traits) -> Iterator[str]:
+    """The learning rate is reached before the run ends."""
+    total = config.num_rollout * config.num_steps_per_rollout
+    if config.lr_warmup_steps >= total:
+        yield (
+            f"--lr-warmup-steps {config.lr_warmup_steps}: must be fewer than the {total} optimizer steps of the run "
+            f"(--num-rollout {config.num_rollout} x --num-steps-per-rollout {config.num_steps_per_rollout})"
+        )
+
+
 def heads(config: Config, traits: Traits) -> Iterator[str]:
     """Query heads divide into groups, and a head's width into pairs."""
     if config.num_attention_heads % config.num_query_groups:
@@ -214,6 +231,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("complete batches", ("fully_async", "normalize_advantages"), async_normalization),
     Check("one KL term", ("kl_coef", "kl_loss_coef"), one_kl_term),
     Check("batches", _BATCH, batches),
+    Check("whole groups", ("num_steps_per_rollout", "rollout_batch_size", "loss_type"), whole_groups),
+    Check("schedule", ("lr_warmup_steps", "num_rollout", "num_steps_per_rollout"), schedule),
     Check("heads", ("num_attention_heads", "num_query_groups", "kv_channels"), heads),
     Check("room for the prompt", ("rollout_max_response_len", "max_position_embeddings"), room),
     Check("function paths", FUNCTIONS, function_paths),

@@ -66,7 +66,7 @@ class Config:
 
     recipe: str | None = setting(RUN, None, "ready configuration to start from; 'none' with data of your own")
     output: Path | None = setting(RUN, None, "directory of the run; new or empty (default: runs/ and a name)")
-    seed: int = setting(RUN, 1234, "decides data order, initial weights and sampling", at_least(0))
+    seed: int = setting(RUN, 1234, "decides data order, initial weights and sampling", at_least(0), below(2**63))
     debug_rollout_only: bool = setting(RUN, False, "sample and score, but do not train")
     debug_train_only: bool = setting(RUN, False, "train, but do not sample")
 

@@ -82,7 +82,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         return (scores.softmax(-1) @ value.permute(1, 2, 0, 3)).view(1, batch, -1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        time, batch, heads, _ = query.shape
+        heads = query.shape[2]
         context = scaled_dot_product_attention(
             query.permute(1, 2, 0, 3),
             key.permute(1, 2, 0, 3),
@@ -92,7 +92,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
             scale=self.scale,
             enable_gqa=key.shape[2] != heads,
         )
-        return context.permute(2, 0, 1, 3).reshape(time, batch, -1)
+        return context.permute(2, 0, 1, 3).flatten(2)
 
     def _shared(self, query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompt) -> Tensor:
         """Every response as a row of its own, on its own keys behind those of the prompt."""

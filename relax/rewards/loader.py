@@ -37,13 +37,13 @@ class RewardFunction:
     def _call(self, sample: Sample) -> Mapping[str, object]:
         try:
             rewards = self.function(sample)
-        except Exception as error:  # a user's function may raise anything; where it did is what helps
+        except (Exception, SystemExit) as error:  # a user's function may raise anything; where it did is what helps
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise RelaxError(f"{self._of(sample)}: {type(error).__name__}: {error} ({place})") from error
         if not isinstance(rewards, Mapping):
             raise RelaxError(f"{self._of(sample)}: returned {rewards!r}, expected a mapping with the keys {self.keys}")
-        return rewards
+        return dict(rewards)  # a function may give the same mapping again, changed
 
     def _check(self, samples: Sequence[Sample]) -> None:
         try:

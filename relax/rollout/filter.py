@@ -40,7 +40,7 @@ class UserFilter:
         where = f"--dynamic-sampling-filter-path {self.path}, group {group[0].group}"
         try:
             keep = self.function(group)
-        except Exception as error:  # a user's function may raise anything
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise RelaxError(f"{where}: {type(error).__name__}: {error}") from error
         if not isinstance(keep, bool):
             raise RelaxError(f"{where}: returned {keep!r}, expected True (keep) or False (drop)")

@@ -58,7 +58,7 @@ class Sampler:
         )
         return [
             tuple(
-                Sample(first_group + offset, record, ids, completion, self.codec.decode(completion.token_ids))
+                Sample(first_group + offset, dict(record), ids, completion, self.codec.decode(completion.token_ids))
                 for completion in answers
             )
             for offset, (record, ids, answers) in enumerate(zip(prompts.records, prompts.ids, completions, strict=True))

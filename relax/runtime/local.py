@@ -62,10 +62,10 @@ def _removed_unless_begun(files: RunFiles, resume: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not resume:
+        if not resume and files.root.is_dir():
             shutil.rmtree(files.data, ignore_errors=True)
             files.config.unlink(missing_ok=True)
-            if not existed and files.root.is_dir():
+            if not existed:
                 shutil.rmtree(files.root)
         raise
 
@@ -76,7 +76,10 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
         latest = checkpoint.latest(files.checkpoints)
         if latest is not None:
             position = _position(latest)
-    files.root.mkdir(parents=True, exist_ok=True)
+    try:
+        files.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RelaxError(f"{files.root}: cannot be made: {error.strerror}") from error
     complete = with_data(config, files)
     parts = build(complete, imitating=position.imitated < imitation_steps(config))
     if latest is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import attrs
 import pytest
 
 from relax.data.samples import Sample
@@ -77,6 +78,16 @@ def test_samples_keep_their_own_rewards() -> None:
     rollout = role(lambda draw, index: str(10 * draw + index), keep_all).collect(0, Clock())
     assert [s.rewards["score"] for s in rollout.samples] == [float(10 * d + i) for d in range(4) for i in range(3)]
     assert all(s.response == str(int(s.rewards["score"])) for s in rollout.samples)
+
+
+def test_a_reward_function_that_changes_its_sample_changes_no_other() -> None:
+    def vandal(asked: Sample) -> dict[str, float]:
+        asked.prompt["prompt"] = "gone"
+        return {"score": 1.0}
+
+    asker = role(odd_draws_are_flat, keep_all)
+    attrs.evolve(asker, reward=RewardFunction("here.vandal", vandal, ("score",))).collect(0, Clock())
+    assert [record["prompt"] for record in asker.prompts.records] == [f"{number}+0=" for number in range(6)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from relax.data.samples import Sample
 from relax.errors import RelaxError
 from relax.importing import import_function
 from relax.rewards.loader import RewardFunction
@@ -87,6 +88,17 @@ def test_a_reward_is_a_real_finite_number(value: object) -> None:
 def test_python_and_numpy_numbers_are_rewards(value: object) -> None:
     (scored,) = RewardFunction("their.score", lambda s: {"a": value, "note": "free"}, ("a",)).score([sample(0)])
     assert scored.rewards == {"a": value, "note": "free"}
+
+
+def test_each_sample_keeps_its_own_rewards_although_the_mapping_is_one() -> None:
+    shared: dict[str, float] = {}
+
+    def score(asked: Sample) -> dict[str, float]:
+        shared["a"] = float(asked.group)
+        return shared
+
+    scored = RewardFunction("their.score", score, ("a",)).score([sample(1), sample(2)])
+    assert [s.rewards for s in scored] == [{"a": 1.0}, {"a": 2.0}]
 
 
 @pytest.mark.parametrize("value", [None, 1.0, [("a", 1.0)], "a"])
