@@ -34,12 +34,22 @@ class TextCodec:
 
         Errors: `RelaxError` naming the text when the tokenizer cannot represent it.
         """
-        whole = text.encode(errors="ignore").decode() == text  # JSON can spell half a surrogate pair: that is no text
-        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if whole else ()
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> tuple[TokenIds, ...]:
+        """Token ids of every text: many at once take a fraction of the time. Errors: as `encode`."""
+        for text in texts:
+            if text.encode(errors="ignore").decode() != text:  # JSON can spell half a surrogate pair: that is no text
+                raise self._unrepresentable(text)
+        rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
         unknown = self.tokenizer.unk_token_id
-        if not ids or (unknown is not None and unknown in ids):
-            raise RelaxError(f"the tokenizer of {self.origin} cannot represent {text[:80]!r}")
-        return ids
+        for text, ids in zip(texts, rows, strict=True):
+            if not ids or (unknown is not None and unknown in ids):
+                raise self._unrepresentable(text)
+        return tuple(map(tuple, rows))
+
+    def _unrepresentable(self, text: str) -> RelaxError:
+        return RelaxError(f"the tokenizer of {self.origin} cannot represent {text[:80]!r}")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a response; a final end-of-sequence token is not text."""

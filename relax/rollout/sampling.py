@@ -27,7 +27,7 @@ class Prompts:
 
         Errors: `RelaxError` naming the prompt that has more than `longest` tokens or cannot be encoded.
         """
-        ids = tuple(codec.encode(str(record[key])) for record in records)
+        ids = codec.encode_all([str(record[key]) for record in records])
         for record, prompt in zip(records, ids, strict=True):
             if len(prompt) > longest:
                 raise RelaxError(

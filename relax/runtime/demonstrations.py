@@ -27,8 +27,9 @@ class Demonstrations:
         Errors: `RelaxError` naming file, line and key, or the demonstration with more than `longest` tokens.
         """
         records = read_records(path, (input_key, "response"))
-        prompts = tuple(codec.encode(str(record[input_key])) for record in records)
-        responses = tuple((*codec.encode(str(record["response"])), codec.end) for record in records)
+        prompts = codec.encode_all([str(record[input_key]) for record in records])
+        answers = codec.encode_all([str(record["response"]) for record in records])
+        responses = tuple((*answer, codec.end) for answer in answers)
         for record, prompt, response in zip(records, prompts, responses, strict=True):
             if len(prompt) + len(response) > longest:
                 raise RelaxError(

@@ -96,6 +96,14 @@ def test_tags_are_one_token_and_spaces_are_kept(codec: TextCodec) -> None:
         assert codec.decode(codec.encode(text)) == text
 
 
+def test_many_texts_are_encoded_like_each_alone(codec: TextCodec) -> None:
+    texts = ["1+1=", "<think>2</think>", " a  b ", "1+1="]
+    assert codec.encode_all(texts) == tuple(codec.encode(text) for text in texts)
+    assert codec.encode_all([]) == ()
+    with pytest.raises(RelaxError, match="cannot represent 'größe'"):
+        codec.encode_all(["a", "größe", "b"])
+
+
 @pytest.mark.parametrize("text", ["größe", "1 € a", "\ud800", "🙂", "<unk>", ""])
 def test_what_would_not_survive_is_refused(codec: TextCodec, text: str) -> None:
     with pytest.raises(RelaxError, match="cannot represent"):
