@@ -13,7 +13,7 @@ import attrs
 
 FORKS = get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["relax.cli", "relax.runtime.local", "relax.config.command_line", "torch.utils.tensorboard", "matplotlib.figure"]
+    ["relax.cli", "relax.runtime.local", "relax.config.command_line", "tests.runtime.warm", "torch.utils.tensorboard"]
 )
 TIME_LIMIT = 240  # seconds, for machines that have other things to do
 
