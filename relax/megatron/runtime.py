@@ -25,10 +25,9 @@ def megatron_process(seed: int, *, timeout_s: float = 600.0) -> Iterator[None]:
     if distributed.is_initialized():
         raise RuntimeError("torch.distributed is already initialized in this process: leave that job first")
     on_gpu = torch.cuda.is_available()
+    flushed = _flushes_denormals()
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    else:
-        torch.set_flush_denormal(True)
     timeout = timedelta(seconds=timeout_s)
     backend = "nccl" if on_gpu else "gloo"
     if "RANK" in os.environ:
@@ -36,6 +35,7 @@ def megatron_process(seed: int, *, timeout_s: float = 600.0) -> Iterator[None]:
     else:
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     try:
+        torch.set_flush_denormal(flushed or not on_gpu)
         with shim.cuda_queries_answered(), shim.cpu_for_cuda():
             parallel_state.initialize_model_parallel(
                 distributed_timeout_minutes=max(1, round(timeout_s / 60)), create_gloo_process_groups=False
@@ -47,3 +47,10 @@ def megatron_process(seed: int, *, timeout_s: float = 600.0) -> Iterator[None]:
     finally:
         parallel_state.destroy_model_parallel()
         distributed.destroy_process_group()
+        torch.set_flush_denormal(flushed)  # a mode of the whole thread: whatever runs here next computes as before
+
+
+def _flushes_denormals() -> bool:
+    """Whether this thread rounds subnormal numbers to zero; torch sets this mode but does not tell it."""
+    smallest_normal = torch.tensor(torch.finfo(torch.float64).tiny, dtype=torch.float64)
+    return not bool(smallest_normal / 2 > 0)

@@ -1,9 +1,11 @@
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import distributed
 
 from relax.megatron.runtime import megatron_process
@@ -51,6 +53,17 @@ def test_a_whole_life_leaves_nothing_behind_and_says_nothing(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_subnormal_numbers_survive_a_job(fails: bool) -> None:
+    """Inside they are rounded to zero for speed; arithmetic that comes after it must not notice."""
+    smallest_normal = sys.float_info.min
+    with contextlib.suppress(ZeroDivisionError), megatron_process(0):
+        assert torch.cuda.is_available() or smallest_normal / 2 == 0
+        if fails:
+            raise ZeroDivisionError
+    assert smallest_normal / 2 > 0
 
 
 def test_a_process_is_part_of_one_job_only() -> None:
