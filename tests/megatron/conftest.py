@@ -25,11 +25,13 @@ MODEL = ModelConfig(
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def process() -> Iterator[None]:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # these models are too small to share
     with megatron_process(0):
         yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
