@@ -95,12 +95,12 @@ class Objective:
         ).advantages
         rolled = torch.tensor([lp for sample in samples for lp in sample.completion.log_probs], dtype=torch.float32)
         batches = []
-        for stop, size in zip(accumulate(sizes), sizes, strict=True):
+        for share, stop, size in zip(sequences.split(sizes), accumulate(sizes), sizes, strict=True):
             span = tokens.token_slice(stop - size, stop)
             part = tokens.select(stop - size, stop)
             batches.append(
                 OptimizerBatch(
-                    sequences.select(stop - size, stop),
+                    share,
                     part,
                     self._normalized(estimate[span], part).float(),
                     self._weights(part),

@@ -86,7 +86,7 @@ def _owners(having: Sequence[str]) -> str:
     lacking = [name for name in ALGORITHMS if name not in having]
     if len(lacking) < len(having):
         return f"all but {', '.join(lacking)}" if lacking else "all"
-    return ", ".join(having) or "of no algorithm yet"
+    return ", ".join(having)
 
 
 def _lower_first(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 from relax.config import checks
-from relax.config.options import Given, Kind, Option, options_of
+from relax.config.options import Given, Option, options_of
 from relax.config.record import ALGORITHM, Config, config_options
 from relax.errors import ConfigError, suggestion
 from relax.recipes import RECIPES
@@ -16,9 +16,6 @@ from relax_core import ALGORITHMS, Algorithm
 
 DEFAULT_RECIPE: Final = "arithmetic"
 OWN_DATA: Final = frozenset({"prompt_data", "sft_data"})
-
-# Hyperparameters that users of Relax know by these names, whether or not an algorithm here has them.
-KNOWN_HYPERPARAMETERS: Final = ("value_clip", "gamma", "lambd", "sapo_tau_pos", "sapo_tau_neg")
 
 
 @cache
@@ -32,8 +29,6 @@ def options() -> Mapping[str, Option]:
                 raise TypeError(f"{name} declares {option.name} as {option.kind}, others as {seen.kind}")
             if seen.algorithms is not None or seen is option:
                 found[option.name] = attrs.evolve(seen, algorithms=(*(seen.algorithms or ()), name))
-    for name in KNOWN_HYPERPARAMETERS:
-        found.setdefault(name, Option(name, Kind(float), None, "of no algorithm yet", ALGORITHM, ()))
     return found
 
 
@@ -141,7 +136,7 @@ class Draft:
         for name in self.origins:
             having = options()[name].algorithms
             if having is not None and algorithm.name not in having:
-                others = f"it belongs to {', '.join(having)}" if having else "no algorithm here has it"
+                others = f"it belongs to {', '.join(having)}"
                 self.faults.append(f"{self.origins[name]}: {algorithm.name} has no such hyperparameter; {others}")
                 self.values.pop(name, None)
 

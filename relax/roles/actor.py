@@ -31,8 +31,11 @@ class ActorRole:
         update = self._timed(clock, self.trainer.update(demonstrations, partial(imitation_loss, tokens, weights)))
         return {**_of(update), "samples/trained": float(len(demonstrations))}
 
-    def train(self, rollout: Rollout, clock: Clock) -> Iterator[Metrics]:
-        """The optimizer steps of a rollout, one after another; none if no group was kept."""
+    def train(self, rollout: Rollout, clock: Clock) -> Iterator[tuple[Sequences, Metrics]]:
+        """The optimizer steps of a rollout, one after another: what each trained on and how it went.
+
+        There is none if no group was kept.
+        """
         samples = rollout.samples
         sizes = rollout.sizes(self.steps)
         if not sizes:
@@ -46,7 +49,8 @@ class ActorRole:
                 clock,
                 self.trainer.update(batch.sequences, partial(self.objective.loss, batch)),
             )
-            yield {**_of(update), **_advantages(batch), "samples/trained": float(len(batch.sequences))}
+            trained = float(len(batch.sequences))
+            yield batch.sequences, {**_of(update), **_advantages(batch), "samples/trained": trained}
 
     def _log_probs(self, samples: Sequence[Sample], clock: Clock) -> Tensor:
         with clock.phase("log_probs"):

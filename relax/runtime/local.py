@@ -43,7 +43,7 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
                 print(f"\nTo go on: {_program()} train --resume {run_dir}", file=sys.stderr)
         if not finished:
             return STOPPED
-        _export(run.parts, config, files)
+        _export(run.parts, files)
     report = write_report(run_dir)
     print(_farewell(run_dir, report, _example(run.parts)))
     return 0
@@ -96,7 +96,7 @@ def _position(path: Path) -> Position:
     return Position(**counts)
 
 
-def _export(parts: Parts, config: Config, files: RunFiles) -> None:
+def _export(parts: Parts, files: RunFiles) -> None:
     hf.save_pretrained(parts.trainer.model, parts.trainer.model_config, files.export)
     parts.codec.save(files.export)
 

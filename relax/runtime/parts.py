@@ -34,7 +34,7 @@ ENGINES: Final[Mapping[str, Callable[[int], Engine]]] = {
 
 
 def with_data(config: Config, files: RunFiles) -> Config:
-    """The configuration with its data files named; a recipe's are written, once, into the run."""
+    """The configuration with its data files named; a recipe's are written into the run, the same for the same seed."""
     if config.recipe is None:
         return config
     made = RECIPES[config.recipe].write_data(config.seed, files.data)
@@ -89,16 +89,12 @@ def phases(config: Config) -> tuple[Phase, ...]:
     )
 
 
-def engine_of(config: Config, codec: TextCodec, trainer: Trainer) -> Engine:
-    """The rollout engine, holding the trainer's weights."""
-    engine = ENGINES[config.rollout_engine](codec.end)
-    engine.update_weights(trainer)
-    return engine
-
-
 @attrs.frozen
 class Parts:
-    """What a run works with. `rollout` and `evaluator` are None where the run needs none."""
+    """What a run works with. `rollout` and `evaluator` are None where the run needs none.
+
+    The engine has no weights before its first `update_weights`: who samples hands it the current ones.
+    """
 
     codec: TextCodec
     trainer: Trainer
@@ -131,7 +127,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
         micro_batch_size=config.micro_batch_size,
         temperature=config.rollout_temperature,
     )
-    engine = engine_of(config, codec, trainer)
+    engine = ENGINES[config.rollout_engine](codec.end)
     sampler = Sampler(engine, codec, config.rollout_max_response_len)
     objective = Objective.of(config)
     rollout = evaluator = None

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import attrs
 
-from relax.adapter import sequences_of
 from relax.config import Config
 from relax.data.samples import Sequences
 from relax.errors import RelaxError
@@ -126,12 +125,11 @@ class Run:
                 (*rollout.kept, *rollout.dropped), rollout.silent, self.config.reward_keys
             )
         filtered = float(sum(map(len, rollout.dropped)))
-        trained = iter(sequences_of(rollout.samples).split(rollout.sizes(self.config.num_steps_per_rollout)))
         self.training = True
-        for update in self.parts.actor.train(rollout, self.clock):
+        for trained, update in self.parts.actor.train(rollout, self.clock):
             self._advance()
             counts = {"samples/filtered": filtered, "samples/generated": filtered + update["samples/trained"]}
-            self._record("rl", next(trained), {**update, **metrics, **counts})
+            self._record("rl", trained, {**update, **metrics, **counts})
             filtered = 0.0  # what was filtered out is told once
         if not rollout.kept:
             self._advance()
