@@ -1,9 +1,9 @@
 """Binds an algorithm to a run: from the samples of a rollout to the loss of a micro-batch.
 
-The arithmetic is `relax_core`'s; what is added here is where its inputs come from.
+The arithmetic is `relax_core`'s, bound by its `Pipeline`; what is added here is where its inputs come from.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -14,66 +14,107 @@ from torch import Tensor
 from relax.config import Config
 from relax.data.samples import Sample, Sequences
 from relax.errors import RelaxError
+from relax.megatron.critic import ValueBatch
 from relax.megatron.trainer import MicroBatch
-from relax_core import Algorithm, TokenLoss, Tokens, advantages, corrections, local, reducers, signal, split_by
+from relax.rewards.hooks import load_hook
+from relax_core import TokenLoss, Tokens, advantages, corrections, kl, local, losses, reducers, signal, split_by
+from relax_core.algorithms import stages
 from relax_core.collectives import Reduce
+from relax_core.pipeline import Pipeline
 from relax_core.rewards import component_matrix
 
 
 @attrs.frozen
-class OptimizerBatch:
-    """What one optimizer step trains on, [tokens] each: advantages, the reducer's weights, log-probs of before.
+class Evidence:
+    """What models say of the response tokens of a rollout, [tokens] each; None where nobody asked for it.
 
-    `old_log_probs` is None where the step is the rollout's first and only one: the policy that is improved is then
-    the one being trained, and its log-probs are the current ones, without gradient. `rollout_log_probs` are what the
-    engine reported.
+    `old_log_probs` are those of the policy that is improved, `ref_log_probs` those of the reference, `values` the
+    critic's.
+    """
+
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+    values: Tensor | None = None
+
+    def cut(self, span: slice) -> "Evidence":
+        """That of the tokens in `span`."""
+        return Evidence(
+            *(None if part is None else part[span] for part in (self.old_log_probs, self.ref_log_probs, self.values))
+        )
+
+
+@attrs.frozen
+class OptimizerBatch:
+    """What one optimizer step trains on, [tokens] each: advantages, returns, the reducer's weights, log-probs.
+
+    Without old log-probs in the `evidence`, the step is the rollout's first and only one: the policy that is improved
+    is then the one being trained, and its log-probs are the current ones, without gradient. `rollout_log_probs` are
+    what the engine reported.
     """
 
     sequences: Sequences
     tokens: Tokens
     advantages: Tensor
+    returns: Tensor
     weights: Tensor
-    old_log_probs: Tensor | None
+    evidence: Evidence
     rollout_log_probs: Tensor
 
 
 @attrs.frozen
 class Objective:
-    """What a run optimizes: its algorithm with hyperparameters, and the settings around it.
+    """What a run optimizes: its algorithm bound to hyperparameters, and the settings around it.
 
-    `reduce` sums or maximizes over the data-parallel ranks.
+    `hook` stands in for the algorithm's first stage, where a user brought one.
     """
 
-    algorithm: Algorithm[object]
-    hyperparameters: object
+    pipeline: Pipeline[object]
     config: Config
-    reduce: Reduce = local
+    hook: Callable[[Sequence[Sample]], Tensor] | None = None
 
     @classmethod
     def of(cls, config: Config, reduce: Reduce = local) -> "Objective":
-        """The objective that a configuration describes."""
-        return cls(config.algorithm, config.hyperparameters, config, reduce)
+        """The objective that a configuration describes. `reduce` sums or maximizes over the data-parallel ranks.
+
+        Errors: `RelaxError` for a hook that cannot be imported.
+        """
+        reducer = stages.token_mean if config.calculate_per_token_loss else None
+        bound = Pipeline[object](config.algorithm, config.hyperparameters, reduce=reduce, reducer=reducer)
+        return cls(bound, config, load_hook(config))
 
     def rewards(self, samples: Sequence[Sample]) -> Tensor:
         """What the algorithm reads of the samples' rewards, float64 [samples, components]."""
         return component_matrix([sample.rewards for sample in samples], self.config.reward_keys)
 
     def carry_signal(self, groups: Sequence[Sequence[Sample]]) -> list[bool]:
-        """Whether the algorithm learns anything from each group: its own first stage decides."""
+        """Whether the algorithm learns anything from each group: what stands as its first stage decides."""
         samples = [sample for group in groups for sample in group]
+        if not samples:
+            return [False] * len(groups)
         ids = group_ids(samples)
         with self._naming_rewards():
-            found = signal.groups_with_signal(self.algorithm, self.hyperparameters, self.rewards(samples), ids)
+            if self._replaced:
+                found = signal.scores_differ(self.scores(samples), ids)
+            else:
+                found = signal.groups_with_signal(
+                    self.pipeline.algorithm, self.pipeline.hyperparameters, self.rewards(samples), ids
+                )
         answers = dict(zip(sorted(set(ids.tolist())), found.tolist(), strict=True))
-        return [answers[group[0].group] for group in groups]
+        return [answers[group[0].group] if group else False for group in groups]
+
+    @property
+    def _replaced(self) -> bool:
+        return self.hook is not None or self.config.disable_rewards_normalization
 
     def scores(self, samples: Sequence[Sample]) -> Tensor:
-        """Stage 1, [samples]: rewards normalized within their groups."""
+        """Stage 1, [samples]: a user's hook, else rewards as they are where that is wanted, else normalized ones."""
+        if self.hook is not None:
+            return self.hook(samples)
         rewards = self.rewards(samples)
         if self.config.disable_rewards_normalization:
             return rewards[:, 0]
         with self._naming_rewards():
-            return self.algorithm.normalize_rewards(self.hyperparameters, rewards, group_ids(samples))
+            return self.pipeline.scores(rewards, group_ids(samples))
 
     @contextmanager
     def _naming_rewards(self) -> Iterator[None]:
@@ -82,17 +123,19 @@ class Objective:
             yield
         except ValueError as error:
             keys = " ".join(self.config.reward_keys)
-            raise RelaxError(f"--advantage-estimator {self.algorithm.name}, rewards {keys}: {error}") from error
+            name = self.pipeline.algorithm.name
+            raise RelaxError(f"--advantage-estimator {name}, rewards {keys}: {error}") from error
 
     def batches(
-        self, samples: Sequence[Sample], sizes: Sequence[int], old_log_probs: Tensor | None
+        self, samples: Sequence[Sample], sizes: Sequence[int], evidence: Evidence | None = None
     ) -> list[OptimizerBatch]:
         """Stage 2: the optimizer batches of a rollout, `sizes` samples each, with their advantages."""
+        evidence = evidence or Evidence()
         sequences = sequences_of(samples)
         tokens = sequences.tokens
-        estimate = self.algorithm.estimate_advantages(
-            self.hyperparameters, self.scores(samples), tokens, segment=split_by(sizes), reduce=self.reduce
-        ).advantages
+        estimate = attrs.evolve(self.pipeline, segment=split_by(sizes)).advantages(
+            self.scores(samples), tokens, kl=self._kl_in_reward(evidence), values=evidence.values
+        )
         rolled = torch.tensor([lp for sample in samples for lp in sample.completion.log_probs], dtype=torch.float32)
         batches = []
         for share, stop, size in zip(sequences.split(sizes), accumulate(sizes), sizes, strict=True):
@@ -102,9 +145,10 @@ class Objective:
                 OptimizerBatch(
                     share,
                     part,
-                    self._normalized(estimate[span], part).float(),
-                    self._weights(part),
-                    None if old_log_probs is None else old_log_probs[span],
+                    self._normalized(estimate.advantages[span], part).float(),
+                    estimate.returns[span].float(),
+                    self.pipeline.weights(part).float(),
+                    evidence.cut(span),
                     rolled[span],
                 )
             )
@@ -114,29 +158,33 @@ class Objective:
         """Stage 3: the micro-batch's share of the batch's loss, and of its metrics."""
         span = batch.tokens.token_slice(micro.start, micro.stop)
         tokens = batch.tokens.select(micro.start, micro.stop)
-        old = micro.log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs[span]
-        per_token = self._corrected(
-            self.algorithm.policy_loss(self.hyperparameters, micro.log_probs, old, batch.advantages[span], tokens),
-            micro,
-            old,
-            batch.rollout_log_probs[span],
-            batch.advantages[span],
-            tokens,
-        )
-        weights = batch.weights[span]
-        loss = reducers.weighted_sum(per_token.loss, weights)
-        # A scalar metric is the same for every micro-batch of a step only where there is one; else: by samples.
+        known = batch.evidence.cut(span)
+        old = micro.log_probs.detach() if known.old_log_probs is None else known.old_log_probs
+        advantages = batch.advantages[span]
+
+        def wrap(per_token: TokenLoss) -> TokenLoss:
+            corrected = self._corrected(per_token, micro, old, batch.rollout_log_probs[span], advantages, tokens)
+            return self._with_terms(corrected, micro, known, tokens)
+
         share = tokens.num_samples / batch.tokens.num_samples
-        metrics = {
-            name: reducers.weighted_sum(value, weights) if value.ndim else value * share
-            for name, value in per_token.metrics.items()
-        }
+        loss, metrics = self.pipeline.loss(
+            micro.log_probs, old, advantages, tokens, batch.weights[span], wrap, share=share
+        )
         return loss, {"loss": loss.detach(), **metrics}
+
+    def value_loss(self, batch: OptimizerBatch, micro: ValueBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The critic's loss, weighed like the policy's: the micro-batch's share of it, and of its metrics."""
+        span = batch.tokens.token_slice(micro.start, micro.stop)
+        before = batch.evidence.cut(span).values
+        assert before is not None, "advantages were made of values"
+        tokens = batch.tokens.select(micro.start, micro.stop)
+        loss, metrics = self.pipeline.value_loss(micro.values, before, batch.returns[span], tokens, batch.weights[span])
+        return loss, {"value_loss": loss.detach(), **metrics}
 
     def _corrected(
         self, loss: TokenLoss, micro: MicroBatch, old: Tensor, rolled: Tensor, advantages: Tensor, tokens: Tokens
     ) -> TokenLoss:
-        """The factors and terms that the configuration wraps around the algorithm's loss: factors first."""
+        """The factors that the configuration puts before the algorithm's loss."""
         config = self.config
         if config.use_tis:
             low, high = config.tis_clip_low, config.tis_clip
@@ -144,20 +192,32 @@ class Objective:
         if config.use_opsm:
             delta = config.opsm_delta
             loss = corrections.off_policy_masking(loss, micro.log_probs, old, advantages, tokens, delta=delta)
+        return loss
+
+    def _with_terms(self, loss: TokenLoss, micro: MicroBatch, known: Evidence, tokens: Tokens) -> TokenLoss:
+        """The terms that the configuration adds to it: entropy, and the KL from the reference."""
+        config = self.config
         # With coefficient 0 this adds no term, and the metric.
         entropy = micro.entropy if config.entropy_coef else micro.entropy.detach()
-        return corrections.with_entropy(loss, entropy, tokens, coef=config.entropy_coef)
+        loss = corrections.with_entropy(loss, entropy, tokens, coef=config.entropy_coef)
+        if config.use_kl_loss and known.ref_log_probs is not None:
+            # The samples are the old policy's: its KL is another's unless they are weighed by the ratio.
+            old = known.old_log_probs
+            importance = None if old is None else losses.ratio_of(micro.log_probs.detach() - old)
+            term = kl.loss(micro.log_probs, known.ref_log_probs, config.kl_loss_type, importance)
+            loss = corrections.with_kl(loss, term, tokens, coef=config.kl_loss_coef)
+        return loss
+
+    def _kl_in_reward(self, evidence: Evidence) -> Tensor | None:
+        if not self.config.kl_coef or evidence.old_log_probs is None or evidence.ref_log_probs is None:
+            return None
+        return kl.estimate(evidence.old_log_probs, evidence.ref_log_probs, self.config.kl_loss_type)
 
     def _normalized(self, estimate: Tensor, tokens: Tokens) -> Tensor:
         if not self.config.normalize_advantages:
             return estimate
-        kind = self.algorithm.traits.advantage_normalization
-        return advantages.normalize(estimate, tokens, kind, reduce=self.reduce)
-
-    def _weights(self, tokens: Tokens) -> Tensor:
-        if self.config.calculate_per_token_loss:
-            return reducers.token_mean(tokens, reduce=self.reduce).float()
-        return self.algorithm.reducer(self.hyperparameters, tokens, reduce=self.reduce).float()
+        kind = self.pipeline.algorithm.traits.advantage_normalization
+        return advantages.normalize(estimate, tokens, kind, reduce=self.pipeline.reduce)
 
 
 def imitation_loss(tokens: Tokens, weights: Tensor, micro: MicroBatch) -> tuple[Tensor, Mapping[str, Tensor]]:

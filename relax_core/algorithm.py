@@ -120,6 +120,7 @@ def sample_mean(hyperparameters: object, tokens: Tokens, *, reduce: Reduce = loc
 RatioLevel = Literal["token", "sequence"]
 AdvantageNormalization = Literal["whiten", "token_global"]
 Need = Literal["optional", "required", "forbidden"]
+KlEstimator = Literal["any", "k1", "k2", "k3", "low_var_kl"]
 RewardNeed = Literal["optional", "required"]
 
 
@@ -147,8 +148,12 @@ class Traits:
     """Does stage 1 read several reward components, or one scalar?"""
     allows_reward_hooks: bool = True
     """May a user's hook replace stage 1?"""
-    allows_reward_kl: bool = True
+    reward_kl: Need = "optional"
     """Does a KL penalty in the reward have a place?"""
+    kl_loss: Need = "optional"
+    """Does a KL term in the loss?"""
+    kl_estimator: KlEstimator = "any"
+    """Which estimator of that KL is the algorithm's?"""
     global_token_loss: bool = False
     """Must the loss be divided by the number of tokens of the whole optimizer batch?"""
     on_policy: bool = False
@@ -174,6 +179,10 @@ class Traits:
                 f"trait advantage_normalization is {self.advantage_normalization!r}, "
                 "but normalize_advantages is 'forbidden'"
             )
+        if self.reward_kl == self.kl_loss == "required":
+            raise ValueError("traits reward_kl and kl_loss are both 'required', but a run has one KL term")
+        if self.kl_estimator != "any" and self.reward_kl == self.kl_loss == "forbidden":
+            raise ValueError(f"trait kl_estimator is {self.kl_estimator!r}, but every KL term is 'forbidden'")
         if self.ratio_level == "sequence" and not self.needs_full_log_probs:
             raise ValueError("trait ratio_level is 'sequence', but needs_full_log_probs is False")
 

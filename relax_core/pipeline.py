@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relax_core import reducers, signal
 from relax_core.advantages import normalized
-from relax_core.algorithm import Advantages, Algorithm, TokenLoss
+from relax_core.algorithm import Advantages, Algorithm, Reducer, TokenLoss
 from relax_core.batch import Tokens
 from relax_core.collectives import Reduce, Segment, local, whole_batch
 from relax_core.registry import get_algorithm
@@ -43,6 +43,7 @@ class Pipeline(Generic[H]):
     segment: Segment = whole_batch
     reduce: Reduce = local
     normalize_advantages: bool = False
+    reducer: Reducer[H] | None = None
 
     def scores(
         self, rewards: Float[Tensor, "samples components"], groups: Int[Tensor, " samples"]
@@ -70,8 +71,8 @@ class Pipeline(Generic[H]):
         return normalized(estimate, tokens, self.algorithm.traits.advantage_normalization, reduce=self.reduce)
 
     def weights(self, tokens: Tokens) -> Float64[Tensor, " tokens"]:
-        """The algorithm's own reducer: the weight of each token of one optimizer batch."""
-        return self.algorithm.reducer(self.hyperparameters, tokens, reduce=self.reduce)
+        """The weight of each token of one optimizer batch, by the algorithm's own reducer unless another was chosen."""
+        return (self.reducer or self.algorithm.reducer)(self.hyperparameters, tokens, reduce=self.reduce)
 
     def loss(
         self,
@@ -81,11 +82,13 @@ class Pipeline(Generic[H]):
         tokens: Tokens,
         weights: Float[Tensor, " tokens"],
         wrap: Callable[[TokenLoss], TokenLoss] | None = None,
+        share: float = 1.0,
     ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
         """Stage 3 of all tokens or of a micro-batch's, weighted and summed; metrics likewise.
 
         Args:
             wrap: corrections and terms, from `relax_core.corrections`, applied before the sum.
+            share: a micro-batch's share of the samples, by which metrics that have no token to be weighed by count.
         """
         per_token = self.algorithm.policy_loss(
             self.hyperparameters, log_probs, old_log_probs, advantages.to(log_probs.dtype), tokens
@@ -93,9 +96,28 @@ class Pipeline(Generic[H]):
         if wrap is not None:
             per_token = wrap(per_token)
         metrics = {
-            name: reducers.weighted_sum(metric, weights) if metric.ndim else metric
+            name: reducers.weighted_sum(metric, weights) if metric.ndim else metric * share
             for name, metric in per_token.metrics.items()
         }
+        return reducers.weighted_sum(per_token.loss, weights), metrics
+
+    def value_loss(
+        self,
+        values: Float[Tensor, " tokens"],
+        old_values: Float[Tensor, " tokens"],
+        returns: Float[Tensor, " tokens"],
+        tokens: Tokens,
+        weights: Float[Tensor, " tokens"],
+    ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+        """The critic's loss of all tokens or of a micro-batch's, weighted and summed; metrics likewise.
+
+        Raises:
+            ValueError: an algorithm without a critic.
+        """
+        if self.algorithm.value_loss is None:
+            raise ValueError(f"{self.algorithm.name} has no value_loss: it trains no critic")
+        per_token = self.algorithm.value_loss(self.hyperparameters, values, old_values, returns, tokens)
+        metrics = {name: reducers.weighted_sum(metric, weights) for name, metric in per_token.metrics.items()}
         return reducers.weighted_sum(per_token.loss, weights), metrics
 
     def __call__(
@@ -126,11 +148,13 @@ def pipeline(
     segment: Segment = whole_batch,
     reduce: Reduce = local,
     normalize_advantages: bool | None = None,
+    reducer: Reducer[H] | None = None,
 ) -> Pipeline[H]:
     """Bind an algorithm (or its name) to hyperparameters (its defaults, where not given), `segment` and `reduce`.
 
     Args:
         normalize_advantages: over the tokens of all ranks; None does what the algorithm requires, and no more.
+        reducer: weighs token losses instead of the algorithm's own.
 
     Raises:
         ValueError: an unknown name; a normalization of advantages against what the algorithm requires or forbids.
@@ -144,4 +168,4 @@ def pipeline(
     normal = need == "required" if normalize_advantages is None else normalize_advantages
     if (need == "required" and not normal) or (need == "forbidden" and normal):
         raise ValueError(f"normalize_advantages is {normal}, but {need} by {record.name}")
-    return Pipeline(record, chosen, segment, reduce, normal)
+    return Pipeline(record, chosen, segment, reduce, normal, reducer)

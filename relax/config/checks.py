@@ -20,13 +20,7 @@ UNAVAILABLE: Final[Mapping[str, str]] = {
     "qkv_format": "not available yet; leave it at bshd (padded sequences)",
     "debug_rollout_only": "not available yet; 'relax sample' and 'relax eval' sample without training",
     "debug_train_only": "not available yet; '--loss-type sft' trains without sampling",
-    "custom_reward_post_process_path": "not available yet; --custom-rm-path can do it for each sample",
-    "agentic_custom_advantage_path": "not available yet; --custom-rm-path can change rewards",
-    "use_kl_loss": "not available yet; leave it out: there is no reference model",
-    "kl_coef": "not available yet; leave it at 0: there is no reference model",
 }
-# The same for algorithms that declare one of these traits.
-UNAVAILABLE_TRAITS: Final[Mapping[str, str]] = {"needs_critic": "needs a critic, which is not available yet"}
 
 # Settings that do nothing unless a switch is on.
 DEPENDENT: Final[Mapping[str, str]] = {
@@ -65,9 +59,6 @@ def available(config: Config, traits: Traits) -> Iterator[str]:
         if option.name in UNAVAILABLE and value != option.default:
             shown = "" if value is True else f" {value}"
             yield f"{option.flag}{shown}: {UNAVAILABLE[option.name]}"
-    for trait, reason in UNAVAILABLE_TRAITS.items():
-        if getattr(traits, trait):
-            yield f"--advantage-estimator {config.advantage_estimator}: {reason} (trait {trait})"
 
 
 def effective(config: Config, traits: Traits) -> Iterator[str]:
@@ -104,6 +95,20 @@ def one_kl_term(config: Config, traits: Traits) -> Iterator[str]:
         yield f"--kl-coef {config.kl_coef} and --kl-loss-coef {config.kl_loss_coef} exclude each other"
 
 
+def read_kl(config: Config, traits: Traits) -> Iterator[str]:
+    """A KL penalty in the reward is given to algorithms that read it: those with this hyperparameter."""
+    reads = "kl_coef" in config.hyperparameter_values()
+    if config.kl_coef > 0 and not reads and traits.reward_kl != "forbidden":
+        name = config.advantage_estimator
+        yield f"--kl-coef {config.kl_coef}: has no effect, since {name} rewards whole responses; see --use-kl-loss"
+
+
+def kl_to_estimate(config: Config, traits: Traits) -> Iterator[str]:
+    """An estimator is chosen where there is a KL."""
+    if config.kl_loss_type != "k1" and not config.use_kl_loss and config.kl_coef == 0:
+        yield f"--kl-loss-type {config.kl_loss_type}: has no effect without --use-kl-loss or --kl-coef"
+
+
 def batches(config: Config, traits: Traits) -> Iterator[str]:
     """A rollout divides into its optimizer batches, and an explicit batch size agrees."""
     samples, steps = config.samples_per_rollout, config.num_steps_per_rollout
@@ -122,16 +127,6 @@ def whole_groups(config: Config, traits: Traits) -> Iterator[str]:
     steps, prompts = config.num_steps_per_rollout, config.rollout_batch_size
     if steps > prompts and config.loss_type != "sft":
         yield f"--num-steps-per-rollout {steps}: more than the {prompts} groups of a rollout (--rollout-batch-size)"
-
-
-def schedule(config: Config, traits: Traits) -> Iterator[str]:
-    """The learning rate is reached before the run ends."""
-    total = config.num_rollout * config.num_steps_per_rollout
-    if config.lr_warmup_steps >= total:
-        yield (
-            f"--lr-warmup-steps {config.lr_warmup_steps}: must be fewer than the {total} optimizer steps of the run "
-            f"(--num-rollout {config.num_rollout} x --num-steps-per-rollout {config.num_steps_per_rollout})"
-        )
 
 
 def heads(config: Config, traits: Traits) -> Iterator[str]:
@@ -221,7 +216,9 @@ CHECKS: Final[tuple[Check, ...]] = (
         "reads_components",
     ),
     Check("reward hooks", _HOOKS, trait_checks.reward_hooks, "allows_reward_hooks"),
-    Check("KL in the reward", ("kl_coef",), trait_checks.reward_kl, "allows_reward_kl"),
+    Check("KL in the reward", ("kl_coef",), trait_checks.reward_kl, "reward_kl"),
+    Check("KL in the loss", ("use_kl_loss", "kl_loss_coef"), trait_checks.kl_loss, "kl_loss"),
+    Check("KL estimator", ("use_kl_loss", "kl_coef", "kl_loss_type"), trait_checks.kl_estimator, "kl_estimator"),
     Check("token loss", ("calculate_per_token_loss",), trait_checks.token_loss, "global_token_loss"),
     Check("on-policy", _ON_POLICY, trait_checks.on_policy, "on_policy"),
     Check("complete batch", ("num_iters_per_train_update",), trait_checks.complete_batch, "complete_batch"),
@@ -230,9 +227,10 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("one debug switch", ("debug_rollout_only", "debug_train_only"), one_debug_switch),
     Check("complete batches", ("fully_async", "normalize_advantages"), async_normalization),
     Check("one KL term", ("kl_coef", "kl_loss_coef"), one_kl_term),
+    Check("KL that is read", ("kl_coef", "advantage_estimator"), read_kl),
+    Check("KL to estimate", ("kl_loss_type", "kl_coef", "use_kl_loss"), kl_to_estimate),
     Check("batches", _BATCH, batches),
     Check("whole groups", ("num_steps_per_rollout", "rollout_batch_size", "loss_type"), whole_groups),
-    Check("schedule", ("lr_warmup_steps", "num_rollout", "num_steps_per_rollout"), schedule),
     Check("heads", ("num_attention_heads", "num_query_groups", "kv_channels"), heads),
     Check("room for the prompt", ("rollout_max_response_len", "max_position_embeddings"), room),
     Check("function paths", FUNCTIONS, function_paths),

@@ -130,7 +130,12 @@ class Config:
     )
     micro_batch_size: int = setting(OPTIMIZER, 64, "samples in a forward and backward pass", at_least(1))
     lr: float = setting(OPTIMIZER, 1e-6, "learning rate", at_least(0))
-    lr_warmup_steps: int = setting(OPTIMIZER, 0, "steps until the learning rate is reached", at_least(0))
+    critic_lr: float | None = setting(
+        OPTIMIZER, None, "learning rate of the critic, for algorithms that have one (default: lr)"
+    )
+    lr_warmup_fraction: float = setting(
+        OPTIMIZER, 0.0, "share of the optimizer steps after which the learning rate is reached", at_least(0), below(1)
+    )
     lr_decay_style: Literal["constant", "linear", "cosine"] = setting(
         OPTIMIZER, "constant", "decay of the learning rate"
     )
@@ -189,6 +194,11 @@ class Config:
         """What the run is made of, in the order in which it starts."""
         debug: Debug | None = "rollout" if self.debug_rollout_only else "train" if self.debug_train_only else None
         return roles(self.algorithm.traits, Placement(self.mode, self.loss_type, debug, self.truly_on_policy))
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a KL from the policy that reinforcement began with is wanted."""
+        return self.use_kl_loss or self.kl_coef > 0
 
     @property
     def samples_per_rollout(self) -> int:

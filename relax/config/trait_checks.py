@@ -65,10 +65,30 @@ def reward_hooks(config: Config, traits: Traits) -> Iterator[str]:
 
 
 def reward_kl(config: Config, traits: Traits) -> Iterator[str]:
-    """no: --kl-coef stays 0."""
-    if config.kl_coef > 0 and not traits.allows_reward_kl:
+    """required: --kl-coef is above 0; forbidden: it stays 0."""
+    name = config.advantage_estimator
+    if traits.reward_kl == "required" and config.kl_coef == 0:
+        yield f"--kl-coef is missing: {name} keeps the policy near the reference by it (trait reward_kl)"
+    if traits.reward_kl == "forbidden" and config.kl_coef > 0:
+        yield f"--kl-coef {config.kl_coef}: {name} has no place for a KL penalty in the reward (trait reward_kl)"
+
+
+def kl_loss(config: Config, traits: Traits) -> Iterator[str]:
+    """required: --use-kl-loss with a --kl-loss-coef above 0; forbidden: --use-kl-loss is refused."""
+    name = config.advantage_estimator
+    if traits.kl_loss == "required" and not (config.use_kl_loss and config.kl_loss_coef > 0):
+        lacking = "--kl-loss-coef" if config.use_kl_loss else "--use-kl-loss"
+        yield f"{lacking} is missing: {name} keeps the policy near the reference by it (trait kl_loss)"
+    if traits.kl_loss == "forbidden" and config.use_kl_loss:
+        yield f"--use-kl-loss: {name} has no place for a KL term in the loss (trait kl_loss)"
+
+
+def kl_estimator(config: Config, traits: Traits) -> Iterator[str]:
+    """Where there is a KL term, --kl-loss-type is this."""
+    kind = traits.kl_estimator
+    if (config.use_kl_loss or config.kl_coef > 0) and kind not in ("any", config.kl_loss_type):
         name = config.advantage_estimator
-        yield f"--kl-coef {config.kl_coef}: {name} has no place for a KL penalty in the reward (trait allows_reward_kl)"
+        yield f"--kl-loss-type {config.kl_loss_type}: {name} is defined with {kind} (trait kl_estimator)"
 
 
 def token_loss(config: Config, traits: Traits) -> Iterator[str]:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from relax.errors import RelaxError
 from relax.megatron import shim
 from relax.megatron.atomic import atomic_directory
+from relax.megatron.critic import Critic
 from relax.megatron.trainer import Trainer
 
 _PREFIX = "step-"
@@ -46,7 +47,15 @@ class _InProcess(TorchDistSaveShardedStrategy):  # type: ignore[misc]
         )
 
 
-def save(root: Path, trainer: Trainer, extra: Mapping[str, object], *, step: int, keep: int) -> Path:
+def save(
+    root: Path,
+    trainer: Trainer,
+    extra: Mapping[str, object],
+    *,
+    step: int,
+    keep: int,
+    critic: Critic | None = None,
+) -> Path:
     """Writes `root`/step-`step` and then deletes all but the newest `keep` checkpoints.
 
     `extra` (tensors, numbers, strings, lists and mappings of them) comes back from `load`: random states, the place in
@@ -61,7 +70,7 @@ def save(root: Path, trainer: Trainer, extra: Mapping[str, object], *, step: int
         shutil.rmtree(left_over, ignore_errors=True)
     try:
         with atomic_directory(target) as unfinished, _megatron_code():
-            state = {**trainer.state(), "extra": dict(extra)}
+            state = {**_state(trainer, critic), "extra": dict(extra)}
             dist_checkpointing.save(state, str(unfinished), sharded_strategy=_InProcess("torch_dist", 1))
     except (OSError, RuntimeError, CheckpointException) as error:
         raise CheckpointError(
@@ -72,8 +81,8 @@ def save(root: Path, trainer: Trainer, extra: Mapping[str, object], *, step: int
     return target
 
 
-def load(path: Path, trainer: Trainer) -> dict[str, object]:
-    """Restores weights, optimizer and schedule of `trainer` to the bit; returns the `extra` they were saved with.
+def load(path: Path, trainer: Trainer, critic: Critic | None = None) -> dict[str, object]:
+    """Restores the weights, optimizer and schedule of `trainer` and `critic` to the bit; returns the `extra` beside.
 
     Raises CheckpointError when `path` is no complete checkpoint, or one of a model of another shape.
     """
@@ -81,8 +90,10 @@ def load(path: Path, trainer: Trainer) -> dict[str, object]:
         raise CheckpointError(f"{path} is not a complete checkpoint")
     try:
         with torch.no_grad(), _megatron_code():
-            state = dist_checkpointing.load(trainer.state(is_loading=True), str(path))
+            state = dist_checkpointing.load(_state(trainer, critic, is_loading=True), str(path))
             trainer.load_state(state)
+            if critic is not None:
+                critic.load_state(state["critic"])
     except (Exception, CheckpointException) as error:
         raise CheckpointError(f"could not load checkpoint {path}: {_reason(error)}") from error
     extra: dict[str, object] = state["extra"]
@@ -114,6 +125,11 @@ def latest(root: Path) -> Path | None:
     """The newest complete checkpoint under `root`, or None."""
     found = _all(root)
     return found[-1] if found else None
+
+
+def _state(trainer: Trainer, critic: Critic | None, *, is_loading: bool = False) -> dict[str, object]:
+    beside = {} if critic is None else {"critic": critic.state(is_loading=is_loading)}
+    return {**trainer.state(is_loading=is_loading), **beside}
 
 
 @contextmanager

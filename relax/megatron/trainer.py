@@ -1,25 +1,20 @@
 """The trainer: log-probs of given responses, and optimizer steps on any loss of them."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import torch
-from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
-from torch import Tensor, distributed
+from torch import Tensor
 
 from relax.data.samples import Sequences
-from relax.errors import RelaxError
-from relax.megatron import shim
-from relax.megatron.batch import PaddedBatch, check_fit, micro_batches
+from relax.megatron.batch import PaddedBatch
+from relax.megatron.learner import Learner, Update, load_sharded, sharded
 from relax.megatron.model import ModelConfig, PolicyModel, build_model
-from relax.megatron.optimizer import OptimizerConfig, build_optimizer
+from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.token_statistics import token_statistics
+
+_REFERENCE = "reference."
 
 
 @attrs.frozen
@@ -40,23 +35,14 @@ class MicroBatch:
     entropy: Tensor
 
 
-@attrs.frozen
-class Update:
-    """What one optimizer step did: gradient norm before clipping, learning rate used, metrics summed over the batch."""
-
-    grad_norm: float
-    lr: float
-    metrics: dict[str, float]
-
-
 LossFunction = Callable[[MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
 
 
-class Trainer:
+class Trainer(Learner[PolicyModel]):
     """A policy, its optimizer, and the two things done with them.
 
-    Log-probs are those of softmax(logits / `temperature`). `micro_batch_size` is the number of samples that pass the
-    model at a time: it changes memory and speed, never the result. Lives inside `megatron_process`.
+    Log-probs are those of softmax(logits / `temperature`). With `reference`, a second, frozen model stands beside the
+    policy, with the weights of the last `keep_reference`.
     """
 
     def __init__(
@@ -67,45 +53,30 @@ class Trainer:
         seed: int,
         micro_batch_size: int,
         temperature: float = 1.0,
+        reference: bool = False,
     ) -> None:
-        if micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
         if not temperature > 0:
             raise ValueError(f"temperature must be positive to have log-probs, got {temperature}")
-        self.model_config = model_config
-        self.micro_batch_size = micro_batch_size
         self.temperature = temperature
-        self.model: PolicyModel = build_model(model_config, seed)
-        with shim.cpu_for_cuda():
-            ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
-            self._ddp = DistributedDataParallel(self.model.config, ddp_config, self.model)
-            self._ddp.broadcast_params()
-        self.model.config.finalize_model_grads_func = _finalize
-        self._seconds: dict[str, float] = {}
-        self.reset_optimizer(optimizer_config)
+        self.reference = build_model(model_config, seed).requires_grad_(False) if reference else None
+        super().__init__(
+            build_model(model_config, seed), model_config, optimizer_config, micro_batch_size=micro_batch_size
+        )
 
-    def reset_optimizer(self, optimizer_config: OptimizerConfig) -> None:
-        """Starts over with an optimizer that remembers nothing; weights stay."""
-        self.optimizer_config = optimizer_config
-        self._optimizer, self._scheduler = build_optimizer(optimizer_config, self._ddp)
+    def keep_reference(self) -> None:
+        """The policy as it is now becomes the reference, where there is one."""
+        if self.reference is not None:
+            self.reference.load_state_dict(self.model.state_dict())
 
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Duration of the parts of the last call."""
-        return self._seconds
-
-    @torch.no_grad()
     def log_probs(self, sequences: Sequences) -> LogProbs:
         """Log-probs and entropies of all response tokens, back to back, without gradient."""
-        started = time.perf_counter()
+        return self._log_probs(sequences, self._ddp)
 
-        def collect(batch: PaddedBatch, logits: Tensor, non_loss_data: bool) -> tuple[Tensor, Tensor]:
-            return self._statistics(batch, logits)
-
-        parts = self._schedule(sequences, collect, forward_only=True)
-        self._seconds = {"forward": time.perf_counter() - started}
-        log_probs, entropy = zip(*parts, strict=True)
-        return LogProbs(torch.cat(log_probs), torch.cat(entropy))
+    def reference_log_probs(self, sequences: Sequences) -> LogProbs:
+        """`log_probs` under the reference. Raises RuntimeError where there is none."""
+        if self.reference is None:
+            raise RuntimeError("this trainer was built without a reference")
+        return self._log_probs(sequences, self.reference)
 
     def update(self, sequences: Sequences, loss: LossFunction) -> Update:
         """One optimizer step down the gradient of the sum of `loss` over all micro-batches and data-parallel ranks.
@@ -115,89 +86,27 @@ class Trainer:
 
         Raises RelaxError, with the weights as they were, when the gradient is not finite.
         """
-        started = time.perf_counter()
 
-        def share(batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-            value, metrics = loss(MicroBatch(batch.start, batch.stop, *self._statistics(batch, logits)))
-            return value, torch.zeros((), dtype=torch.int), metrics
+        def share(batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+            return loss(MicroBatch(batch.start, batch.stop, *self._statistics(batch, logits)))
 
-        self._ddp.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        parts = self._schedule(sequences, share, forward_only=False)
-        stepped = time.perf_counter()
-        update = self._step(_sum_metrics(parts))
-        self._seconds = {"forward_backward": stepped - started, "optimizer": time.perf_counter() - stepped}
-        return update
+        return self._update(sequences, share)
 
     def state(self, *, is_loading: bool = False) -> dict[str, object]:
-        """Weights, optimizer and schedule in Megatron's sharded form, for `checkpoint`."""
-        metadata = ensure_metadata_has_dp_cp_group(None)
-        with shim.cpu_for_cuda():
-            model = self.model.sharded_state_dict(metadata=metadata)
-            optimizer = self._optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
-        optimizer["state"].setdefault("common_step", torch.zeros(()))  # Megatron leaves out a count of zero
-        return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
+        """That of every learner, and the reference's weights."""
+        reference = {} if self.reference is None else {"reference": sharded(self.reference, _REFERENCE)}
+        return {**super().state(is_loading=is_loading), **reference}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state` described and a checkpoint brought back."""
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._scheduler.num_steps = 0  # Megatron adds the loaded count to what is there
-        self._scheduler.load_state_dict(state["scheduler"])
+        super().load_state(state)
+        if self.reference is not None:
+            load_sharded(self.reference, _REFERENCE, state["reference"])
 
-    def _step(self, metrics: dict[str, float]) -> Update:
-        if not all(torch.isfinite(buffer.grad_data.sum()) for buffer in self._ddp.buffers):
-            raise RelaxError(
-                f"the gradient of optimizer step {self._scheduler.num_steps + 1} is not finite; no step was taken. "
-                "Look at the losses and rewards of this batch, or lower --lr"
-            )
-        lr: float = self._optimizer.param_groups[0]["lr"]
-        with shim.cpu_for_cuda():
-            _, grad_norm, _ = self._optimizer.step()
-        self._scheduler.step(1)
-        return Update(float(grad_norm), lr, metrics)
+    def _log_probs(self, sequences: Sequences, model: torch.nn.Module) -> LogProbs:
+        log_probs, entropy = zip(*self._forward(sequences, self._statistics, model), strict=True)
+        return LogProbs(torch.cat(log_probs), torch.cat(entropy))
 
     def _statistics(self, batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.squeeze(0)
         return token_statistics(logits if self.temperature == 1.0 else logits / self.temperature, batch.targets)
-
-    def _schedule(self, sequences: Sequences, reduce: Callable[..., object], *, forward_only: bool) -> list[Any]:
-        """Runs Megatron's schedule over the micro-batches: `reduce(batch, logits)` of each."""
-        check_fit(sequences, self.model_config)
-
-        def forward_step(
-            batches: Iterator[PaddedBatch], model: torch.nn.Module
-        ) -> tuple[Tensor, Callable[..., object]]:
-            batch = next(batches)
-            logits = model(batch.input_ids, batch.position_ids, batch.shared_prompt, loss_mask=batch.places)
-            return logits, partial(reduce, batch)
-
-        self.model.train()
-        with shim.cpu_for_cuda():
-            results: list[Any] = get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=micro_batches(sequences, self.micro_batch_size, shim.device()),
-                model=self._ddp,
-                num_microbatches=-(-max(1, len(sequences)) // self.micro_batch_size),
-                seq_length=self.model_config.max_position_embeddings,
-                micro_batch_size=self.micro_batch_size,
-                forward_only=forward_only,
-                collect_non_loss_data=forward_only,
-            )
-        return results
-
-
-def _finalize(model: list[torch.nn.Module], num_tokens: object, **kwargs: object) -> None:
-    """Adds up gradients over ranks. Losses carry their weights, so there is no token count to divide by."""
-    finalize_model_grads(model, None, **kwargs)
-
-
-def _sum_metrics(parts: list[Mapping[str, Tensor]]) -> dict[str, float]:
-    names = list(parts[0])
-    if not names:
-        return {}
-    totals = torch.stack([torch.stack([part[name].detach().double() for name in names]) for part in parts]).sum(0)
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    if group.size() > 1:
-        distributed.all_reduce(totals, group=group)
-    return dict(zip(names, totals.tolist(), strict=True))

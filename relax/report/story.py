@@ -19,6 +19,9 @@ MODEL_PHASES: Final = {
     "forward_backward": "forward and backward",
     "optimizer": "optimizer",
     "log_probs": "old log-probs",
+    "reference": "reference log-probs",
+    "values": "values",
+    "critic": "critic",
 }
 OUR_PHASES: Final = {
     "reward": "reward function",

@@ -14,7 +14,7 @@ from relax_core.rewards import component_matrix
 
 @attrs.frozen
 class RewardFunction:
-    """A user's `function(sample) -> {key: number}`; every mapping must hold `keys`."""
+    """A user's `function(sample) -> {key: number}`; every mapping must hold `keys`. None: the sample is aborted."""
 
     path: str
     function: Callable[[Sample], object]
@@ -31,16 +31,24 @@ class RewardFunction:
         Errors: `RelaxError` naming the function, the sample (prompt and response) and the key and value at fault.
         """
         scored = [attrs.evolve(sample, rewards=self._call(sample)) for sample in samples]
-        self._check(scored)
+        judged = [sample for sample in scored if sample.rewards is not None]
+        if scored and not judged:
+            raise RelaxError(
+                f"{self._of(scored[0])}: returned None, expected a mapping with the keys {self.keys}; None says that a "
+                f"sample was aborted, but all {len(scored)} of this draw got it: is a return missing?"
+            )
+        self._check(judged)
         return scored
 
-    def _call(self, sample: Sample) -> Mapping[str, object]:
+    def _call(self, sample: Sample) -> Mapping[str, object] | None:
         try:
             rewards = self.function(sample)
         except (Exception, SystemExit) as error:  # a user's function may raise anything; where it did is what helps
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise RelaxError(f"{self._of(sample)}: {type(error).__name__}: {error} ({place})") from error
+        if rewards is None:
+            return None
         if not isinstance(rewards, Mapping):
             raise RelaxError(f"{self._of(sample)}: returned {rewards!r}, expected a mapping with the keys {self.keys}")
         return dict(rewards)  # a function may give the same mapping again, changed

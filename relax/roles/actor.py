@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from relax.adapter import Objective, OptimizerBatch, imitation_loss, sequences_of
+from relax.adapter import Evidence, Objective, OptimizerBatch, imitation_loss, sequences_of
 from relax.data.samples import Sample, Sequences
-from relax.megatron.trainer import Trainer, Update
+from relax.megatron.learner import Update
+from relax.megatron.trainer import Trainer
+from relax.roles.critic import CriticRole
 from relax.roles.rollout import Rollout
 from relax.runtime.clock import Clock
 from relax_core import reducers
@@ -17,17 +18,18 @@ Metrics = Mapping[str, float]
 
 
 class ActorRole:
-    """Trains through one trainer on one objective, in `steps` optimizer steps a rollout."""
+    """Trains through one trainer on one objective, in `steps` optimizer steps a rollout, beside a critic if any."""
 
-    def __init__(self, trainer: Trainer, objective: Objective, steps: int) -> None:
+    def __init__(self, trainer: Trainer, objective: Objective, steps: int, critic: CriticRole | None = None) -> None:
         self.trainer = trainer
         self.objective = objective
         self.steps = steps
+        self.critic = critic
 
     def imitate(self, demonstrations: Sequences, clock: Clock) -> Metrics:
         """One optimizer step of SFT."""
         tokens = demonstrations.tokens
-        weights = reducers.token_mean(tokens, reduce=self.objective.reduce).float()
+        weights = reducers.token_mean(tokens, reduce=self.objective.pipeline.reduce).float()
         update = self._timed(clock, self.trainer.update(demonstrations, partial(imitation_loss, tokens, weights)))
         return {**_of(update), "samples/trained": float(len(demonstrations))}
 
@@ -40,21 +42,30 @@ class ActorRole:
         sizes = rollout.sizes(self.steps)
         if not sizes:
             return
-        # With one step, the policy that is improved is the one being trained: its log-probs come with the step.
-        old = None if len(sizes) == 1 else self._log_probs(samples, clock)
+        evidence = self._evidence(samples, len(sizes), clock)
         with clock.phase("advantages"):
-            batches = self.objective.batches(samples, sizes, old)
+            batches = self.objective.batches(samples, sizes, evidence)
         for batch in batches:
+            valued = {} if self.critic is None else self.critic.improve(batch, clock)
             update = self._timed(
                 clock,
                 self.trainer.update(batch.sequences, partial(self.objective.loss, batch)),
             )
             trained = float(len(batch.sequences))
-            yield batch.sequences, {**_of(update), **_advantages(batch), "samples/trained": trained}
+            yield batch.sequences, {**_of(update), **valued, **_advantages(batch), "samples/trained": trained}
 
-    def _log_probs(self, samples: Sequence[Sample], clock: Clock) -> Tensor:
-        with clock.phase("log_probs"):
-            return self.trainer.log_probs(sequences_of(samples)).log_probs
+    def _evidence(self, samples: Sequence[Sample], steps: int, clock: Clock) -> Evidence:
+        """What the models say of the rollout before any of its steps, as far as it is needed."""
+        config, sequences = self.objective.config, sequences_of(samples)
+        old = reference = None
+        # With one step, the policy that is improved is the one being trained: its log-probs come with the step.
+        if steps > 1 or config.kl_coef:
+            with clock.phase("log_probs"):
+                old = self.trainer.log_probs(sequences).log_probs
+        if config.needs_reference:
+            with clock.phase("reference"):
+                reference = self.trainer.reference_log_probs(sequences).log_probs
+        return Evidence(old, reference, None if self.critic is None else self.critic.values(samples, clock))
 
     def _timed(self, clock: Clock, update: Update) -> Update:
         for name, seconds in self.trainer.seconds.items():

@@ -1,6 +1,7 @@
 """The rollout role: draws prompts, samples responses, has them rewarded, and keeps the groups worth training on."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, pairwise
 
 import attrs
@@ -18,13 +19,16 @@ from relax.runtime.clock import Clock
 class Rollout:
     """What one rollout brought: the groups to train on, those that were filtered out, and where the draws ended.
 
-    `silent` counts the groups, kept or not, from which the algorithm learns nothing.
+    `silent` counts the groups, kept or not, from which the algorithm learns nothing; `reasons` says why groups were
+    dropped. `aborted` samples have no reward; they belong to no group any more and have no vote in one.
     """
 
     kept: tuple[Group, ...]
     dropped: tuple[Group, ...]
     silent: int
     position: int
+    aborted: tuple[Sample, ...] = ()
+    reasons: Mapping[str, int] = attrs.field(factory=dict)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -34,7 +38,7 @@ class Rollout:
     @property
     def generated(self) -> tuple[Sample, ...]:
         """Every sample that was paid for."""
-        return tuple(sample for group in (*self.kept, *self.dropped) for sample in group)
+        return (*(sample for group in (*self.kept, *self.dropped) for sample in group), *self.aborted)
 
     def sizes(self, batches: int) -> list[int]:
         """Samples in each optimizer batch: whole groups, spread over `batches` as evenly as they go; none is empty."""
@@ -45,12 +49,16 @@ class Rollout:
 
 @attrs.frozen
 class SamplingPlan:
-    """How many prompts and responses a rollout wants. `redraws`: how often dropped groups are replaced by new draws."""
+    """How many prompts and responses a rollout wants. `redraws`: how often dropped groups are replaced by new draws.
+
+    A group of which fewer than `least` responses got a reward is dropped.
+    """
 
     prompts: int
     responses: int
     temperature: float
     redraws: int
+    least: int = 1
 
 
 @attrs.frozen
@@ -69,19 +77,29 @@ class RolloutRole:
         """Draw from `position` on until the plan's number of groups is kept or its redraws are used up."""
         kept: list[Group] = []
         dropped: list[Group] = []
+        aborted: list[Sample] = []
+        reasons: Counter[str] = Counter()
         silent = 0
         for _ in range(1 + self.plan.redraws):
             missing = self.plan.prompts - len(kept)
             groups = self._draw(position, missing, clock)
             position += missing
             with clock.phase("reward"):
-                signal = self.carries_signal(groups)
-                silent += signal.count(False)
-                for group, wanted in zip(groups, self.keep(groups, signal), strict=True):
-                    (kept if wanted else dropped).append(group)
+                aborted += (sample for group in groups for sample in group if sample.rewards is None)
+                voting = [tuple(sample for sample in group if sample.rewards is not None) for group in groups]
+                whole = [group for group in voting if len(group) >= self.plan.least]
+                small = [group for group in voting if len(group) < self.plan.least]
+                dropped += small
+                signal = self.carries_signal(whole)
+                silent += signal.count(False) + len(small)
+                verdicts = self.keep(whole, signal)
+                kept += (group for group, reason in zip(whole, verdicts, strict=True) if reason is None)
+                dropped += (group for group, reason in zip(whole, verdicts, strict=True) if reason is not None)
+                reasons.update(reason for reason in verdicts if reason is not None)
+                reasons.update(aborted=len(small))
             if len(kept) == self.plan.prompts:
                 break
-        return Rollout(tuple(kept), tuple(dropped), silent, position)
+        return Rollout(tuple(kept), tuple(dropped), silent, position, tuple(aborted), +reasons)
 
     def _draw(self, position: int, amount: int, clock: Clock) -> list[Group]:
         order = DrawOrder(len(self.prompts.ids), self.seed, "prompts")

@@ -1,7 +1,8 @@
 """Dynamic sampling: which groups are worth training on.
 
 A filter is asked about all groups of a draw at once, together with the algorithm's own answer for each: does it carry
-signal? The built-in filter is that answer, so it cannot drift from the algorithm.
+signal? The built-in filter is that answer, so it cannot drift from the algorithm. It answers for each group with the
+reason to drop it, or None to keep it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,38 +14,41 @@ from relax.errors import RelaxError
 from relax.importing import import_function
 
 BUILT_IN = "signal"
-Filter = Callable[[Sequence[Sequence[Sample]], Sequence[bool]], list[bool]]
+NO_SIGNAL, REFUSED = "no_signal", "filter"
+Filter = Callable[[Sequence[Sequence[Sample]], Sequence[bool]], list[str | None]]
 
 
-def keep_all(groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[bool]:
+def keep_all(groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[str | None]:
     """No filter."""
-    return [True] * len(groups)
+    return [None] * len(groups)
 
 
-def keep_signal(groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[bool]:
+def keep_signal(groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[str | None]:
     """Keeps the groups from which the algorithm learns something."""
-    return list(signal)
+    return [None if carries else NO_SIGNAL for carries in signal]
 
 
 @attrs.frozen
 class UserFilter:
-    """Keeps what a user's `function(samples of one group) -> bool` says to keep."""
+    """Asks a user's `function(samples of one group)`: True keeps the group; False drops it, or a text that says why."""
 
     path: str
     function: Callable[[Sequence[Sample]], object]
 
-    def __call__(self, groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[bool]:
+    def __call__(self, groups: Sequence[Sequence[Sample]], signal: Sequence[bool]) -> list[str | None]:
         return [self._ask(group) for group in groups]
 
-    def _ask(self, group: Sequence[Sample]) -> bool:
+    def _ask(self, group: Sequence[Sample]) -> str | None:
         where = f"--dynamic-sampling-filter-path {self.path}, group {group[0].group}"
         try:
             keep = self.function(group)
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise RelaxError(f"{where}: {type(error).__name__}: {error}") from error
-        if not isinstance(keep, bool):
-            raise RelaxError(f"{where}: returned {keep!r}, expected True (keep) or False (drop)")
-        return keep
+        if isinstance(keep, bool):
+            return None if keep else REFUSED
+        if not isinstance(keep, str) or not keep.strip():
+            raise RelaxError(f"{where}: returned {keep!r}, expected True (keep), False (drop) or the reason to drop")
+        return keep.strip()
 
 
 def load_filter(path: str | None) -> Filter:

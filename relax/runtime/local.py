@@ -83,7 +83,7 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
     complete = with_data(config, files)
     parts = build(complete, imitating=position.imitated < imitation_steps(config))
     if latest is not None:
-        checkpoint.load(latest, parts.trainer)
+        checkpoint.load(latest, parts.trainer, parts.critic)
     if resume:
         files.rewind(position.step, position.evaluated)
     else:
@@ -131,7 +131,7 @@ def _restored(run_dir: Path, step: int | None, eval_samples: int | None = None) 
     with megatron_process(config.seed):
         position = _position(found)
         parts = build(config, imitating=position.imitated < imitation_steps(config))
-        checkpoint.load(found, parts.trainer)
+        checkpoint.load(found, parts.trainer, parts.critic)
         parts.engine.update_weights(parts.trainer)
         yield config, parts
 

@@ -10,6 +10,7 @@ from relax.adapter import Objective
 from relax.config import Config
 from relax.data.prompts import read_records
 from relax.data.tokenizer import TextCodec, character_codec, load_codec
+from relax.megatron.critic import Critic
 from relax.megatron.model import ModelConfig
 from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import Trainer
@@ -17,6 +18,7 @@ from relax.recipes import RECIPES
 from relax.report.progress import Phase
 from relax.rewards.loader import RewardFunction
 from relax.roles.actor import ActorRole
+from relax.roles.critic import CriticRole
 from relax.roles.rollout import RolloutRole, SamplingPlan
 from relax.rollout.engine import Engine
 from relax.rollout.filter import load_filter
@@ -64,13 +66,20 @@ def optimizer_config(config: Config, *, imitating: bool) -> OptimizerConfig:
         return OptimizerConfig(
             lr=config.warm_start_lr, lr_decay_style="cosine", total_steps=config.warm_start_steps, **shared
         )
+    steps = config.num_rollout * config.num_steps_per_rollout
     return OptimizerConfig(
         lr=config.lr,
-        lr_warmup_steps=config.lr_warmup_steps,
+        lr_warmup_steps=int(config.lr_warmup_fraction * steps),
         lr_decay_style=config.lr_decay_style,
-        total_steps=config.num_rollout * config.num_steps_per_rollout,
+        total_steps=steps,
         **shared,
     )
+
+
+def critic_optimizer(config: Config) -> OptimizerConfig:
+    """That of reinforcement, with the critic's own learning rate."""
+    own = optimizer_config(config, imitating=False)
+    return own if config.critic_lr is None else attrs.evolve(own, lr=config.critic_lr)
 
 
 def imitation_steps(config: Config) -> int:
@@ -101,6 +110,7 @@ class Parts:
     engine: Engine
     sampler: Sampler
     actor: ActorRole
+    critic: Critic | None
     rollout: RolloutRole | None
     evaluator: Evaluator | None
     demonstrations: Demonstrations | None
@@ -115,6 +125,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
         keys = (*config.reward_keys, *(() if config.reward_key is None else (config.reward_key,)))
         reward = RewardFunction.load(config.custom_rm_path, keys)
     keep = load_filter(config.dynamic_sampling_filter_path)
+    objective = Objective.of(config)
     prompts, held_out, demonstrations = (
         _prompts(config.prompt_data, config.input_key, codec, room),
         _prompts(config.eval_prompt_data, config.input_key, codec, room),
@@ -126,21 +137,33 @@ def build(config: Config, *, imitating: bool) -> Parts:
         seed=config.seed,
         micro_batch_size=config.micro_batch_size,
         temperature=config.rollout_temperature,
+        reference=config.needs_reference,
     )
     engine = ENGINES[config.rollout_engine](codec.end)
     sampler = Sampler(engine, codec, config.rollout_max_response_len)
-    objective = Objective.of(config)
     rollout = evaluator = None
     if reward is not None and prompts is not None and config.loss_type != "sft":
         plan = SamplingPlan(
-            config.rollout_batch_size, config.n_samples_per_prompt, config.rollout_temperature, config.max_resampling
+            config.rollout_batch_size,
+            config.n_samples_per_prompt,
+            config.rollout_temperature,
+            config.max_resampling,
+            config.algorithm.traits.min_group_size,
         )
         rollout = RolloutRole(sampler, prompts, reward, objective.carry_signal, keep, plan, config.seed)
     if reward is not None and held_out is not None:
         asked = held_out.take(range(min(config.eval_samples, len(held_out.ids))))
         evaluator = Evaluator(sampler, asked, reward, config.input_key)
-    actor = ActorRole(trainer, objective, config.num_steps_per_rollout)
-    return Parts(codec, trainer, engine, sampler, actor, rollout, evaluator, demonstrations)
+    critic = _critic(config, trainer.model_config)
+    beside = None if critic is None else CriticRole(critic, objective)
+    actor = ActorRole(trainer, objective, config.num_steps_per_rollout, beside)
+    return Parts(codec, trainer, engine, sampler, actor, critic, rollout, evaluator, demonstrations)
+
+
+def _critic(config: Config, size: ModelConfig) -> Critic | None:
+    if "critic" not in config.roles:
+        return None
+    return Critic(size, critic_optimizer(config), seed=config.seed, micro_batch_size=config.micro_batch_size)
 
 
 def _prompts(path: Path | None, key: str, codec: TextCodec, longest: int) -> Prompts | None:

@@ -100,6 +100,9 @@ class Run:
 
     def _reinforce(self) -> None:
         if self.position.rollouts == 0:
+            self.parts.trainer.keep_reference()
+            if self.parts.critic is not None:
+                self.parts.critic.start_from(self.parts.trainer.model)
             self._evaluate("before", "rl")
             self._save()
         self.parts.trainer.temperature = self.config.rollout_temperature
@@ -124,7 +127,8 @@ class Run:
             metrics = sample_metrics(rollout.generated) | zero_signal_metrics(
                 (*rollout.kept, *rollout.dropped), rollout.silent, self.config.reward_keys
             )
-        filtered = float(sum(map(len, rollout.dropped)))
+            metrics |= {f"filtered/{reason}": float(count) for reason, count in rollout.reasons.items()}
+        filtered = float(sum(map(len, rollout.dropped)) + len(rollout.aborted))
         self.training = True
         for trained, update in self.parts.actor.train(rollout, self.clock):
             self._advance()
@@ -142,7 +146,7 @@ class Run:
         self.barren = 0 if rollout.kept else self.barren + 1
         if self.barren == PATIENCE:
             raise RelaxError(
-                f"the filter dropped every group of {PATIENCE} rollouts in a row ({len(rollout.dropped)} in the last): "
+                f"every group of {PATIENCE} rollouts in a row was dropped (in the last: {_counted(rollout.reasons)}): "
                 "there is nothing left to learn from these rewards, or the filter is too strict "
                 "(--dynamic-sampling-filter-path)"
             )
@@ -179,6 +183,7 @@ class Run:
                 attrs.asdict(self.position),
                 step=self.position.step,
                 keep=self.config.keep_checkpoints,
+                critic=self.parts.critic,
             )
         self.saved = self.position
 
@@ -188,3 +193,7 @@ class Run:
     @staticmethod
     def _due(interval: int, count: int) -> bool:
         return interval > 0 and count % interval == 0
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.items())

@@ -44,5 +44,11 @@ REINFORCE_PLUS_PLUS = Algorithm[Hyperparameters](
     normalize_rewards=stages.scalar,
     estimate_advantages=estimate_advantages,
     policy_loss=stages.ppo_clip,
-    traits=Traits(advantage_normalization="token_global", normalize_advantages="required"),
+    traits=Traits(
+        advantage_normalization="token_global",
+        normalize_advantages="required",
+        reward_kl="required",
+        kl_loss="forbidden",
+        kl_estimator="k1",
+    ),
 )

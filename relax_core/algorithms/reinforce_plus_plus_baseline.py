@@ -27,6 +27,8 @@ REINFORCE_PLUS_PLUS_BASELINE = Algorithm[Hyperparameters](
         normalize_rewards="required",
         min_group_size=2,
         allows_reward_hooks=False,
-        allows_reward_kl=False,
+        reward_kl="forbidden",
+        kl_loss="required",
+        kl_estimator="k2",
     ),
 )

@@ -26,7 +26,7 @@ RLOO = Algorithm[Hyperparameters](
         min_group_size=2,
         normalize_rewards="required",
         normalize_advantages="forbidden",
-        allows_reward_kl=False,
+        reward_kl="forbidden",
         global_token_loss=True,
         on_policy=True,
     ),

@@ -8,13 +8,13 @@ import pytest
 from relax.config import options
 from relax_core import ALGORITHMS, Algorithm, Traits
 from relax_core.algorithms import stages
-from relax_core.hyperparameters import Clip, hyperparameter
+from relax_core.hyperparameters import Clip, KlInReward, hyperparameter
 
 Register = Callable[..., Algorithm[object]]
 
 
 @attrs.frozen(kw_only=True)
-class MadeUpHyperparameters(Clip):
+class MadeUpHyperparameters(KlInReward, Clip):
     """One flag of its own, of a type that no other has."""
 
     made_up_powers: tuple[int, ...] = hyperparameter((1, 2), "Powers that nobody needs.")

@@ -25,7 +25,16 @@ TRAITS: Mapping[str, tuple[object, dict[str, object], dict[str, object], str]] =
         {},
         "--agentic-custom-advantage-path",
     ),
-    "allows_reward_kl": (False, {"kl_coef": 0.1}, {}, "--kl-coef"),
+    "reward_kl=required": ("required", {}, {"kl_coef": 0.1}, "--kl-coef"),
+    "reward_kl=forbidden": ("forbidden", {"kl_coef": 0.1}, {}, "--kl-coef"),
+    "kl_loss=required": ("required", {}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, "--use-kl-loss"),
+    "kl_loss=forbidden": ("forbidden", {"use_kl_loss": True}, {}, "--use-kl-loss"),
+    "kl_estimator": (
+        "k2",
+        {"use_kl_loss": True, "kl_loss_type": "k3"},
+        {"use_kl_loss": True, "kl_loss_type": "k2"},
+        "--kl-loss-type",
+    ),
     "global_token_loss": (True, {}, {"calculate_per_token_loss": True}, "--calculate-per-token-loss"),
     "on_policy": (True, {"num_steps_per_rollout": 2}, {"num_steps_per_rollout": 1}, "--num-steps-per-rollout"),
     "complete_batch": (True, {"num_iters_per_train_update": 2}, {}, "--num-iters-per-train-update"),
@@ -33,11 +42,13 @@ TRAITS: Mapping[str, tuple[object, dict[str, object], dict[str, object], str]] =
 }
 
 
+PPO = {"advantage_estimator": "ppo"}
+
+
 @pytest.fixture(autouse=True)
 def everything_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules are about algorithms, not about what the runtime can do today."""
     monkeypatch.setattr(checks, "UNAVAILABLE", {})
-    monkeypatch.setattr(checks, "UNAVAILABLE_TRAITS", {})
 
 
 def faults(values: Mapping[str, object]) -> list[str]:
@@ -88,11 +99,13 @@ def test_component_keys_are_different_and_weighted_one_by_one(own_data: dict[str
         ({"colocate": True, "fully_async": True}, ("--colocate", "--fully-async")),
         ({"hybrid": True, "fully_async": True}, ("--hybrid", "--fully-async")),
         ({"fully_async": True, "normalize_advantages": True}, ("--fully-async", "--normalize-advantages")),
-        ({"kl_coef": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}, ("--kl-coef", "--kl-loss-coef")),
+        ({**PPO, "kl_coef": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}, ("--kl-coef", "--kl-loss-coef")),
         ({"debug_rollout_only": True, "debug_train_only": True}, ("--debug-rollout-only", "--debug-train-only")),
         ({"tis_clip": 3.0}, ("--tis-clip", "--use-tis")),
         ({"opsm_delta": 1.0}, ("--opsm-delta", "--use-opsm")),
         ({"kl_loss_coef": 0.1}, ("--kl-loss-coef", "--use-kl-loss")),
+        ({"kl_loss_type": "k3"}, ("--kl-loss-type", "--use-kl-loss", "--kl-coef")),
+        ({"kl_coef": 0.1}, ("--kl-coef", "grpo", "--use-kl-loss")),
         ({"num_query_groups": 3}, ("--num-query-groups",)),
         ({"kv_channels": 31}, ("--kv-channels",)),
         ({"rollout_max_response_len": 256}, ("--rollout-max-response-len", "--max-position-embeddings")),
@@ -118,12 +131,3 @@ def test_what_is_not_available_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(checks, "UNAVAILABLE", {name: "not available yet; leave it out"})
     (fault,) = faults({name: True})
     assert fault == f"--{name.replace('_', '-')}: not available yet; leave it out"
-
-
-def test_an_algorithm_that_cannot_run_yet_is_refused_by_its_trait(
-    monkeypatch: pytest.MonkeyPatch, register: Register
-) -> None:
-    monkeypatch.setattr(checks, "UNAVAILABLE_TRAITS", {"needs_critic": "needs a critic, which is not available yet"})
-    register(needs_critic=True)
-    (fault,) = faults({"advantage_estimator": "made_up"})
-    assert fault.startswith("--advantage-estimator made_up: needs a critic")

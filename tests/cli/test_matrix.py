@@ -54,7 +54,6 @@ PAIRS = [
 def test_all_pairs_of_settings(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
     if available:
         monkeypatch.setattr(checks, "UNAVAILABLE", {})
-        monkeypatch.setattr(checks, "UNAVAILABLE_TRAITS", {})
     flags = {option.flag for option in options().values()}
     accepted = 0
     for values in PAIRS:

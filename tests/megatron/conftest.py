@@ -43,6 +43,7 @@ def make_trainer() -> Callable[..., Trainer]:
         seed: int = 0,
         micro_batch_size: int = 4,
         temperature: float = 1.0,
+        reference: bool = False,
     ) -> Trainer:
         trainer = Trainer(
             model,
@@ -50,6 +51,7 @@ def make_trainer() -> Callable[..., Trainer]:
             seed=seed,
             micro_batch_size=micro_batch_size,
             temperature=temperature,
+            reference=reference,
         )
         with torch.no_grad():  # a fresh model is nearly uniform, which hides faults
             for parameter in trainer.model.parameters():

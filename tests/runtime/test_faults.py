@@ -64,7 +64,7 @@ def test_prompts_that_are_not_utf_8(desk: Path) -> None:
         (("--custom-rm-path", "lively.scores"), 1, "has no 'scores'"),
         (("--output", "own.jsonl/x"), 1, "own.jsonl/x: cannot be made: Not a directory"),
         (("--seed", 2**63), 2, "--seed: must be below"),
-        (("--num-rollout", 3, "--lr-warmup-steps", 3), 2, "--lr-warmup-steps 3: must be fewer than the 3"),
+        (("--lr-warmup-fraction", 1), 2, "--lr-warmup-fraction: must be below 1, got 1.0"),
         (("--rollout-batch-size", 4, "--num-steps-per-rollout", 8), 2, "more than the 4 groups"),
         (("--rollout-batch-sise", 3), 2, "did you mean --rollout-batch-size?"),
         (("--advantage-estimator", "gdop"), 2, "did you mean gdpo?"),
@@ -131,7 +131,7 @@ def test_a_filter_that_drops_everything_ends_the_run(desk: Path) -> None:
     (desk / "strict.py").write_text("def keep(group):\n    return False\n")
     words = ("--dynamic-sampling-filter-path", "strict.keep", "--max-resampling", 0, "--num-rollout", 50)
     finished = relax(desk, "train", *GDPO, *words, "--warm-start-steps", 0, "--eval-interval", 0, "--output", "dropped")
-    assert_one_line(finished, 1, "the filter dropped every group of 10 rollouts in a row")
+    assert_one_line(finished, 1, "every group of 10 rollouts in a row was dropped (in the last: 4 filter)")
 
 
 def test_a_filter_must_answer_yes_or_no(desk: Path) -> None:

@@ -65,6 +65,42 @@ def test_without_a_filter_flat_groups_are_kept_and_counted() -> None:
     assert (len(rollout.kept), len(rollout.dropped), rollout.silent) == (4, 0, 2)
 
 
+def test_dropped_groups_are_counted_by_reason() -> None:
+    rollout = role(odd_draws_are_flat).collect(0, Clock())
+    assert rollout.reasons == {"no_signal": 3}
+    picky = UserFilter("here.keep", lambda group: {0: True, 1: "odd"}[group[0].group % 2])
+    assert role(odd_draws_are_flat, picky).collect(0, Clock()).reasons == {"odd": 3}
+
+
+def third_is_aborted(asked: Sample) -> dict[str, float] | None:
+    """Of draw 1 nobody is left, of draw 2 one, of every other draw two."""
+    number = int(asked.response)
+    lost = {1: 3, 2: 2}.get(number // 10, 1)
+    return None if number % 10 < lost else {"score": float(number)}
+
+
+def test_aborted_samples_do_not_vote_and_are_not_trained_on() -> None:
+    asker = role(lambda draw, index: str(10 * draw + index))
+    asker = attrs.evolve(
+        asker,
+        reward=RewardFunction("here.score", third_is_aborted, ("score",)),
+        plan=attrs.evolve(asker.plan, least=2),
+    )
+    rollout = asker.collect(0, Clock())
+    assert [[s.rewards["score"] for s in group] for group in rollout.kept] == [[1, 2], [31, 32], [41, 42], [51, 52]]
+    assert [[s.rewards["score"] for s in group] for group in rollout.dropped] == [[], [22]]
+    assert sorted(s.response for s in rollout.aborted) == ["0", "10", "11", "12", "20", "21", "30", "40", "50"]
+    assert rollout.reasons == {"aborted": 2}
+    assert len(rollout.generated) == 6 * 3 == len(rollout.samples) + 1 + len(rollout.aborted)
+    assert rollout.silent == 2
+
+
+def test_a_reward_function_without_a_return_is_told_so() -> None:
+    asker = attrs.evolve(role(odd_draws_are_flat), reward=RewardFunction("here.lazy", lambda asked: None, ("score",)))
+    with pytest.raises(RelaxError, match=r"here.lazy, group 0, .*all 12 of this draw.*is a return missing"):
+        asker.collect(0, Clock())
+
+
 def test_a_group_is_one_draw_of_one_prompt() -> None:
     """Ten draws of six prompts: the ids differ although prompts come again."""
     rollout = role(odd_draws_are_flat, keep_all, prompts=10).collect(20, Clock())
@@ -101,7 +137,11 @@ def test_optimizer_batches_hold_whole_groups(groups: int, batches: int, sizes: l
 
 def test_user_filters_are_asked_group_by_group() -> None:
     groups = [[sample(0), sample(0)], [sample(1, length=3)]]
-    assert UserFilter("here.keep", lambda group: len(group) == 2)(groups, [False, False]) == [True, False]
+    assert UserFilter("here.keep", lambda group: len(group) == 2)(groups, [False, False]) == [None, "filter"]
+    assert UserFilter("here.keep", lambda group: len(group) == 2 or "too few")(groups, [True, True]) == [
+        None,
+        "too few",
+    ]
     with pytest.raises(RelaxError, match=r"--dynamic-sampling-filter-path here.keep, group 0: returned None, expected"):
         UserFilter("here.keep", lambda group: None)(groups, [True, True])
     with pytest.raises(RelaxError, match=r"here.keep, group 0: ZeroDivisionError"):
@@ -111,7 +151,7 @@ def test_user_filters_are_asked_group_by_group() -> None:
 def test_filters_by_name() -> None:
     assert load_filter(None) is keep_all
     assert load_filter("signal") is keep_signal
-    assert keep_signal([[], []], [True, False]) == [True, False]
+    assert keep_signal([[], []], [True, False]) == [None, "no_signal"]
     with pytest.raises(RelaxError, match="nowhere"):
         load_filter("nowhere.keep")
 
@@ -120,6 +160,16 @@ def test_metrics_are_means_over_every_sample() -> None:
     samples = [sample(0, {"a": 1, "b": 0.5}, 2), sample(0, {"a": 0, "b": True, "c": "text"}, 4), sample(1, None, 3)]
     metrics = sample_metrics(samples)
     assert metrics == {"reward/a": 0.5, "reward/b": 0.5, "response/length": 3.0, "response/truncated": 1.0}
+
+
+def test_an_extra_number_that_has_no_mean_stops_nothing() -> None:
+    samples = [sample(0, {"a": 1, "b": float("inf"), "c": 10**400}), sample(0, {"a": 2, "b": 1.0, "c": 1})]
+    assert {name for name in sample_metrics(samples) if name.startswith("reward/")} == {"reward/a"}
+    assert zero_signal_metrics([tuple(samples)], 0, ("a", "gone")) == {
+        "zero_std/groups": 0.0,
+        "zero_std/a": 0.0,
+        "zero_std/gone": 0.0,
+    }
 
 
 def test_flat_groups_are_counted_by_component_or_by_reward() -> None:

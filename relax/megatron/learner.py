@@ -1,0 +1,193 @@
+"""A Megatron model with its optimizer: passes over given responses, and optimizer steps down any gradient of them."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import attrs
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
+from torch import Tensor, distributed
+
+from relax.data.samples import Sequences
+from relax.errors import RelaxError
+from relax.megatron import shim
+from relax.megatron.batch import PaddedBatch, check_fit, micro_batches
+from relax.megatron.model import ModelConfig, PolicyModel
+from relax.megatron.optimizer import OptimizerConfig, build_optimizer
+
+M = TypeVar("M", bound=PolicyModel)
+Reduce = Callable[[PaddedBatch, Tensor], object]
+
+
+@attrs.frozen
+class Update:
+    """What one optimizer step did: gradient norm before clipping, learning rate used, metrics summed over the batch."""
+
+    grad_norm: float
+    lr: float
+    metrics: dict[str, float]
+
+
+class Learner(Generic[M]):
+    """What a policy and a critic have in common. `prefix` keeps their names in a checkpoint apart.
+
+    `micro_batch_size` is the number of samples that pass the model at a time: it changes memory and speed, never the
+    result. Lives inside `megatron_process`.
+    """
+
+    def __init__(
+        self,
+        model: M,
+        model_config: ModelConfig,
+        optimizer_config: OptimizerConfig,
+        *,
+        micro_batch_size: int,
+        prefix: str = "",
+    ) -> None:
+        if micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
+        self.model = model
+        self.model_config = model_config
+        self.micro_batch_size = micro_batch_size
+        self.prefix = prefix
+        with shim.cpu_for_cuda():
+            ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+            self._ddp = DistributedDataParallel(self.model.config, ddp_config, self.model)
+            self._ddp.broadcast_params()
+        self.model.config.finalize_model_grads_func = _finalize
+        self._seconds: dict[str, float] = {}
+        self.reset_optimizer(optimizer_config)
+
+    def reset_optimizer(self, optimizer_config: OptimizerConfig) -> None:
+        """Starts over with an optimizer that remembers nothing; weights stay."""
+        self.optimizer_config = optimizer_config
+        self._optimizer, self._scheduler = build_optimizer(optimizer_config, self._ddp)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Duration of the parts of the last call."""
+        return self._seconds
+
+    def state(self, *, is_loading: bool = False) -> dict[str, object]:
+        """Weights, optimizer and schedule in Megatron's sharded form, for `checkpoint`."""
+        model = sharded(self.model, self.prefix)
+        with shim.cpu_for_cuda():
+            optimizer = self._optimizer.sharded_state_dict(
+                model, is_loading=is_loading, metadata=ensure_metadata_has_dp_cp_group(None)
+            )
+        optimizer["state"].setdefault("common_step", torch.zeros(()))  # Megatron leaves out a count of zero
+        return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` described and a checkpoint brought back."""
+        load_sharded(self.model, self.prefix, state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scheduler.num_steps = 0  # Megatron adds the loaded count to what is there
+        self._scheduler.load_state_dict(state["scheduler"])
+
+    @torch.no_grad()
+    def _forward(self, sequences: Sequences, reduce: Reduce, model: torch.nn.Module) -> list[Any]:
+        """`reduce` of every micro-batch, without gradient."""
+        started = time.perf_counter()
+
+        def collect(batch: PaddedBatch, logits: Tensor, non_loss_data: bool) -> object:
+            return reduce(batch, logits)
+
+        parts = self._schedule(sequences, collect, model, forward_only=True)
+        self._seconds = {"forward": time.perf_counter() - started}
+        return parts
+
+    def _update(
+        self, sequences: Sequences, loss: Callable[[PaddedBatch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
+    ) -> Update:
+        """One optimizer step down the gradient of the sum of `loss` over all micro-batches and data-parallel ranks.
+
+        Raises RelaxError, with the weights as they were, when the gradient is not finite.
+        """
+        started = time.perf_counter()
+
+        def share(batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+            value, metrics = loss(batch, logits)
+            return value, torch.zeros((), dtype=torch.int), metrics
+
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        parts = self._schedule(sequences, share, self._ddp, forward_only=False)
+        stepped = time.perf_counter()
+        update = self._step(_sum_metrics(parts))
+        self._seconds = {"forward_backward": stepped - started, "optimizer": time.perf_counter() - stepped}
+        return update
+
+    def _step(self, metrics: dict[str, float]) -> Update:
+        if not all(torch.isfinite(buffer.grad_data.sum()) for buffer in self._ddp.buffers):
+            raise RelaxError(
+                f"the gradient of optimizer step {self._scheduler.num_steps + 1} is not finite; no step was taken. "
+                "Look at the losses and rewards of this batch, or lower --lr"
+            )
+        lr: float = self._optimizer.param_groups[0]["lr"]
+        with shim.cpu_for_cuda():
+            _, grad_norm, _ = self._optimizer.step()
+        self._scheduler.step(1)
+        return Update(float(grad_norm), lr, metrics)
+
+    def _schedule(
+        self, sequences: Sequences, reduce: Callable[..., object], model: torch.nn.Module, *, forward_only: bool
+    ) -> list[Any]:
+        """Runs Megatron's schedule over the micro-batches: `reduce(batch, logits)` of each."""
+        check_fit(sequences, self.model_config)
+
+        def forward_step(
+            batches: Iterator[PaddedBatch], model: torch.nn.Module
+        ) -> tuple[Tensor, Callable[..., object]]:
+            batch = next(batches)
+            logits = model(batch.input_ids, batch.position_ids, batch.shared_prompt, loss_mask=batch.places)
+            return logits, partial(reduce, batch)
+
+        model.train()
+        with shim.cpu_for_cuda():
+            results: list[Any] = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=micro_batches(sequences, self.micro_batch_size, shim.device()),
+                model=model,
+                num_microbatches=-(-max(1, len(sequences)) // self.micro_batch_size),
+                seq_length=self.model_config.max_position_embeddings,
+                micro_batch_size=self.micro_batch_size,
+                forward_only=forward_only,
+                collect_non_loss_data=forward_only,
+            )
+        return results
+
+
+def sharded(model: PolicyModel, prefix: str) -> dict[str, object]:
+    """The weights in Megatron's sharded form, each name in the checkpoint with `prefix`."""
+    with shim.cpu_for_cuda():
+        state: dict[str, object] = model.sharded_state_dict(
+            prefix=prefix, metadata=ensure_metadata_has_dp_cp_group(None)
+        )
+    return state
+
+
+def load_sharded(model: PolicyModel, prefix: str, state: Mapping[str, Any]) -> None:
+    """Takes over what a checkpoint brought back for `sharded`."""
+    model.load_state_dict({name.removeprefix(prefix): value for name, value in state.items()})
+
+
+def _finalize(model: list[torch.nn.Module], num_tokens: object, **kwargs: object) -> None:
+    """Adds up gradients over ranks. Losses carry their weights, so there is no token count to divide by."""
+    finalize_model_grads(model, None, **kwargs)
+
+
+def _sum_metrics(parts: list[Mapping[str, Tensor]]) -> dict[str, float]:
+    names = list(parts[0])
+    if not names:
+        return {}
+    totals = torch.stack([torch.stack([part[name].detach().double() for name in names]) for part in parts]).sum(0)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if group.size() > 1:
+        distributed.all_reduce(totals, group=group)
+    return dict(zip(names, totals.tolist(), strict=True))
