@@ -3,6 +3,7 @@
 The first is asked of the algorithm's own first stage, so that the answer cannot drift. All answers are values.
 """
 
+import math
 from typing import Final, TypeVar
 
 import attrs
@@ -19,6 +20,8 @@ H = TypeVar("H")
 
 _UNIT: Final = 2.0**-53
 """Half the distance from 1 to the next float64: the largest relative error of one rounding."""
+OUTLIER_REACH: Final = 5.0
+"""Of `outliers`: how many widths of the bulk a value may stand away from the median."""
 
 
 @checked
@@ -42,12 +45,89 @@ def groups_with_signal(
     groups: Int[Tensor, " samples"],
 ) -> Bool[Tensor, " groups"]:
     """`carries_signal` of each group, groups in ascending order of their ids. Raises as it does."""
+    return scores_differ(group_scores(algorithm, hyperparameters, rewards, groups), groups)
+
+
+@checked
+def group_scores(
+    algorithm: Algorithm[H],
+    hyperparameters: H,
+    rewards: Float[Tensor, "samples components"],
+    groups: Int[Tensor, " samples"],
+) -> Float64[Tensor, " samples"]:
+    """The algorithm's first stage; 0 in groups of fewer samples than it asks for. Raises as `carries_signal` does."""
     _, ids, counts = numbered(groups)
     enough = (counts >= algorithm.traits.min_group_size)[ids]
-    scores = torch.zeros(len(rewards), dtype=torch.float32, device=rewards.device)
+    scores = torch.zeros(len(rewards), dtype=torch.float64, device=rewards.device)
     if enough.any():
-        scores[enough] = algorithm.normalize_rewards(hyperparameters, rewards[enough], groups[enough]).float()
-    return scores_differ(scores, groups)
+        scores[enough] = algorithm.normalize_rewards(hyperparameters, rewards[enough], groups[enough]).double()
+    return scores
+
+
+@checked
+def readable(
+    algorithm: Algorithm[H], components: Float64[Tensor, "samples components"], weights: Float64[Tensor, " components"]
+) -> Float64[Tensor, "samples columns"]:
+    """What the algorithm's first stage reads of components: themselves, or their weighted sum as the one reward.
+
+    Raises:
+        ValueError: a sum that float32 cannot hold.
+    """
+    return components if algorithm.traits.reads_components else combined(components, weights)[:, None]
+
+
+@checked
+def contributions(
+    algorithm: Algorithm[H],
+    hyperparameters: H,
+    components: Float64[Tensor, "samples components"],
+    groups: Int[Tensor, " samples"],
+    weights: Float64[Tensor, " components"],
+) -> Float64[Tensor, "groups components"]:
+    """What each component gave to a group's scores; groups in ascending order of their ids.
+
+    With d the scores' deviations from their group's mean and p_k the part of component k, likewise centred, a group's
+    row is sum_i p_ik d_i, scaled so that it adds up to sum_i d_i^2. The part is w_k x_k for an algorithm that reads the
+    sum; for one that reads components it is the scores it gives where all other components are their group's mean. So
+    the row over its sum is `Components.share` for decoupled scores, and the covariance with the sum over the sum's
+    variance for a group mean/std. Zeros where scores or parts do not vary. Raises as `carries_signal` does.
+    """
+    names, ids, counts = numbered(groups)
+    number = len(names)
+    scores = group_scores(algorithm, hyperparameters, readable(algorithm, components, weights), groups)
+    if algorithm.traits.reads_components:
+        means = (group_sums(components, ids, number) / counts[:, None])[ids]
+        own = torch.eye(components.shape[1], dtype=torch.bool, device=components.device)
+        alone = [torch.where(column, components, means) for column in own]
+        parts = torch.stack([group_scores(algorithm, hyperparameters, rewards, groups) for rewards in alone], dim=1)
+    else:
+        parts = components * weights
+    deviations = group_deviations(scores[:, None], ids, counts)
+    work = group_sums(group_deviations(parts, ids, counts) * deviations, ids, number)
+    energy, total = group_sums(deviations.square(), ids, number), work.sum(dim=1, keepdim=True)
+    return torch.where(total > 0, work * (energy / torch.where(total > 0, total, 1.0)), 0.0)
+
+
+@checked
+def outliers(values: Float[Tensor, " samples"], *, reach: float = OUTLIER_REACH) -> Bool[Tensor, " samples"]:
+    """Farther from the median than `reach` times the larger of |median| and the distance of the 1st and 99th percentile.
+
+    Wide on purpose: a rare success among zeros is no outlier, a sum of tokens among shares is. No values: none.
+    """
+    if not len(values):
+        return torch.zeros_like(values, dtype=torch.bool)
+    ordered = values.double().sort().values
+    low, median, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.01, 0.5, 0.99))
+    scale = torch.maximum(high - low, median.abs())
+    return (scale > 0) & ((values.double() - median).abs() > reach * scale)
+
+
+@checked
+def correlation(a: Float[Tensor, " samples"], b: Float[Tensor, " samples"]) -> float:
+    """Pearson's, in float64, two-pass; NaN where either does not vary or there are no samples."""
+    x, y = (values.double() - values.double().mean() for values in (a, b))
+    scale = (x.square().sum() * y.square().sum()).sqrt()
+    return float((x * y).sum() / scale) if scale > 0 else math.nan
 
 
 @checked
@@ -156,8 +236,9 @@ def distinct_groups(
     steps = (scores.double() / resolution).round()
     order = steps.argsort(stable=True)
     order = order[ids[order].argsort(stable=True)]
-    starts = (counts.cumsum(0) - counts)[ids[order]]
-    rows = steps.new_full((len(counts), int(counts.max())), torch.inf)
-    rows[ids[order], torch.arange(len(order), device=scores.device) - starts] = steps[order]
-    found: Tensor = rows.unique(dim=0)  # type: ignore[no-untyped-call]
-    return len(found)
+    starts = counts.cumsum(0) - counts
+    found = 0
+    for size in numbered(counts)[0].tolist():  # by size, so that one large group does not widen the rows of all
+        rows = steps[order[starts[counts == size][:, None] + torch.arange(size, device=scores.device)]]
+        found += len(rows.unique(dim=0))  # type: ignore[no-untyped-call]
+    return found

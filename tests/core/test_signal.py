@@ -149,3 +149,80 @@ def test_distinct_groups() -> None:
     assert signal.distinct_groups(scores, groups) == 3
     assert signal.distinct_groups(scores, groups, resolution=1e-10) == 4
     assert signal.distinct_groups(f64([]), torch.zeros(0, dtype=torch.long)) == 0
+
+
+def test_distinct_groups_of_unlike_sizes_do_not_widen_each_other() -> None:
+    """One group of 20,000 and 20,000 of two: a row for each as wide as the widest would be 3.2 GB."""
+    groups = torch.cat([torch.zeros(20_000, dtype=torch.long), torch.arange(1, 20_001).repeat_interleave(2)])
+    scores = torch.cat([torch.arange(20_000).double(), torch.tensor([1.0, -1.0]).double().repeat(20_000)])
+    assert signal.distinct_groups(scores, groups) == 2
+
+
+# --- what an algorithm reads, and what each component gave ------------------------------------------------------------
+
+
+def test_group_scores_are_the_first_stage_where_groups_are_large_enough() -> None:
+    scores = signal.group_scores(
+        rc.get_algorithm("rloo"),
+        rc.get_algorithm("rloo").hyperparameters(),
+        f64([[1], [5], [3]]),
+        torch.tensor([4, 9, 4]),
+    )
+    assert scores.tolist() == [-2.0, 0.0, 2.0]
+
+
+def test_what_an_algorithm_reads() -> None:
+    components, weights = f64([[1, 4], [2, 8]]), f64([1.0, 0.5])
+    assert signal.readable(GDPO, components, weights).tolist() == [[1, 4], [2, 8]]
+    assert signal.readable(GRPO, components, weights).tolist() == [[3], [6]]
+
+
+def test_contributions_to_a_group_mean_and_std_are_shares_of_the_sums_variance() -> None:
+    """x = (0, 1, 2), y = (0, 4, 2): cov(x, x + y) = 2, cov(y, x + y) = 5 (variances 1 and 4, covariance 1)."""
+    found = signal.contributions(
+        GRPO, GRPO.hyperparameters(), f64([[0, 0], [1, 4], [2, 2]]), torch.zeros(3, dtype=torch.long), ONES
+    )
+    torch.testing.assert_close(found / found.sum(), f64([[2 / 7, 5 / 7]]))
+    assert found.sum().item() == pytest.approx(2.0, rel=1e-5)  # three standardized scores: squares add up to n - 1
+
+
+def test_contributions_to_decoupled_scores_are_their_shares() -> None:
+    weights = f64([1.0, 0.5, 1.0])
+    matrix = f64([[0, 1, 3], [1, 0.5, 3], [2, 0, 3], [5, 0.25, 3], [1, 1, 1], [0, 2, 1]])
+    ids = torch.tensor([3, 3, 3, 3, 1, 1])
+    hyperparameters = GDPO.hyperparameters(gdpo_reward_weights=(1.0, 0.5, 1.0))
+    found = signal.contributions(GDPO, hyperparameters, matrix, ids, weights)
+    torch.testing.assert_close(
+        found / found.sum(dim=1, keepdim=True), signal.components(matrix, ids, weights).share, atol=1e-12, rtol=0
+    )
+    # Group 1: z = (+-0.7071, -+0.7071) less eps, so A = +-(0.7071 - 0.3536) and A^2 adds up to 0.25.
+    assert found[0].tolist() == pytest.approx([0.5, -0.25, 0.0], abs=1e-3)
+
+
+def test_no_signal_no_contribution() -> None:
+    zeros = torch.zeros(2, dtype=torch.long)
+    for algorithm in (GRPO, GDPO):
+        found = signal.contributions(algorithm, algorithm.hyperparameters(), f64([[1, 0], [0, 1]]), zeros, ONES)
+        assert found.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([], []),
+        ([0.0] * 99 + [1.0], []),  # a rare success
+        ([1.0] * 99 + [0.0], []),
+        ([1.0] * 199 + [1000.0], [199]),
+        ([0.0, 1.0] * 100 + [6.0, 6.1, -6.0], [201, 202]),
+        ([2.0] * 10, []),
+    ],
+)
+def test_outliers(values: list[float], found: list[int]) -> None:
+    assert signal.outliers(f64(values)).nonzero()[:, 0].tolist() == found
+
+
+def test_correlation() -> None:
+    assert signal.correlation(f64([1, 2, 3]), f64([1, 3, 2])) == pytest.approx(0.5)
+    assert signal.correlation(f64([1, 2, 3]), f64([-2, -4, -6])) == pytest.approx(-1.0)
+    assert math.isnan(signal.correlation(f64([1, 2]), f64([3, 3])))
+    assert math.isnan(signal.correlation(f64([]), f64([])))
