@@ -1,6 +1,18 @@
 """Pure, shape-typed functions for reinforcement-learning post-training."""
 
-from relax_core import advantages, collectives, corrections, kl, losses, numerics, reducers, rewards, signal, vocabulary
+from relax_core import (
+    advantages,
+    collectives,
+    corrections,
+    describe,
+    kl,
+    losses,
+    numerics,
+    reducers,
+    rewards,
+    signal,
+    vocabulary,
+)
 from relax_core.algorithm import Advantages, Algorithm, TokenLoss, Traits
 from relax_core.batch import Tokens
 from relax_core.collectives import local, split_by, whole_batch
@@ -17,6 +29,7 @@ __all__ = [
     "advantages",
     "collectives",
     "corrections",
+    "describe",
     "get_algorithm",
     "kl",
     "local",

@@ -3,7 +3,6 @@
 The first is asked of the algorithm's own first stage, so that the answer cannot drift. All answers are values.
 """
 
-import math
 from typing import Final, TypeVar
 
 import attrs
@@ -20,8 +19,6 @@ H = TypeVar("H")
 
 _UNIT: Final = 2.0**-53
 """Half the distance from 1 to the next float64: the largest relative error of one rounding."""
-OUTLIER_REACH: Final = 5.0
-"""Of `outliers`: how many widths of the bulk a value may stand away from the median."""
 
 
 @checked
@@ -106,28 +103,6 @@ def contributions(
     work = group_sums(group_deviations(parts, ids, counts) * deviations, ids, number)
     energy, total = group_sums(deviations.square(), ids, number), work.sum(dim=1, keepdim=True)
     return torch.where(total > 0, work * (energy / torch.where(total > 0, total, 1.0)), 0.0)
-
-
-@checked
-def outliers(values: Float[Tensor, " samples"], *, reach: float = OUTLIER_REACH) -> Bool[Tensor, " samples"]:
-    """Farther from the median than `reach` times the larger of |median| and the distance of the 1st and 99th percentile.
-
-    Wide on purpose: a rare success among zeros is no outlier, a sum of tokens among shares is. No values: none.
-    """
-    if not len(values):
-        return torch.zeros_like(values, dtype=torch.bool)
-    ordered = values.double().sort().values
-    low, median, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.01, 0.5, 0.99))
-    scale = torch.maximum(high - low, median.abs())
-    return (scale > 0) & ((values.double() - median).abs() > reach * scale)
-
-
-@checked
-def correlation(a: Float[Tensor, " samples"], b: Float[Tensor, " samples"]) -> float:
-    """Pearson's, in float64, two-pass; NaN where either does not vary or there are no samples."""
-    x, y = (values.double() - values.double().mean() for values in (a, b))
-    scale = (x.square().sum() * y.square().sum()).sqrt()
-    return float((x * y).sum() / scale) if scale > 0 else math.nan
 
 
 @checked

@@ -204,25 +204,3 @@ def test_no_signal_no_contribution() -> None:
     for algorithm in (GRPO, GDPO):
         found = signal.contributions(algorithm, algorithm.hyperparameters(), f64([[1, 0], [0, 1]]), zeros, ONES)
         assert found.tolist() == [[0.0, 0.0]]
-
-
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        ([], []),
-        ([0.0] * 99 + [1.0], []),  # a rare success
-        ([1.0] * 99 + [0.0], []),
-        ([1.0] * 199 + [1000.0], [199]),
-        ([0.0, 1.0] * 100 + [6.0, 6.1, -6.0], [201, 202]),
-        ([2.0] * 10, []),
-    ],
-)
-def test_outliers(values: list[float], found: list[int]) -> None:
-    assert signal.outliers(f64(values)).nonzero()[:, 0].tolist() == found
-
-
-def test_correlation() -> None:
-    assert signal.correlation(f64([1, 2, 3]), f64([1, 3, 2])) == pytest.approx(0.5)
-    assert signal.correlation(f64([1, 2, 3]), f64([-2, -4, -6])) == pytest.approx(-1.0)
-    assert math.isnan(signal.correlation(f64([1, 2]), f64([3, 3])))
-    assert math.isnan(signal.correlation(f64([]), f64([])))
