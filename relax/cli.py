@@ -217,11 +217,25 @@ def _algorithms(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
     return 0
 
 
+def _fill_inspect(sub: argparse.ArgumentParser) -> None:
+    from relax.inspect.command import add_arguments
+
+    add_arguments(sub)
+
+
+def _inspect(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
+    refuse(rest)
+    from relax.inspect.command import run
+
+    return run(namespace)
+
+
 COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command("train a model", _fill_train, _train),
     "eval": Command("measure a run's model on held-out problems", _fill_eval, _eval),
     "sample": Command("answer prompts with a run's model", _fill_sample, _sample),
     "report": Command("write report.html of runs, or a figure that compares them", _fill_report, _report),
+    "inspect": Command("tell what rollouts of your own would teach, before you train", _fill_inspect, _inspect),
     "algorithms": Command("list the algorithms, or show one", _fill_algorithms, _algorithms),
 }
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from relax.report.charts import line_chart, number
+from relax.report.page import environment
 from relax.report.story import MODEL_PHASES, OUR_PHASES, PAUSES, Record, Seconds, Story, pairs
 from relax.runtime.files import write_whole
 
@@ -73,17 +73,11 @@ def write_report(run_dir: Path) -> Path:
 
 def render(story: Story) -> str:
     """The page."""
-    environment = Environment(
-        loader=PackageLoader("relax.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "duration": duration}
+    pages = environment("relax.report")
+    pages.filters["duration"] = duration
     seconds = story.seconds()
     figures, constant = curves(story)
-    return environment.get_template("report.html").render(
+    return pages.get_template("report.html").render(
         story=story,
         version=version("relax-rl"),
         summary=summary(story),

@@ -1,0 +1,1 @@
+"""`relax inspect`: what files of rollouts would teach, before anything is trained on them."""
