@@ -7,9 +7,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from relax.errors import ConfigError
+from relax.errors import ConfigError, suggestion
 from relax.inspect.fields import Fields, dotted
-from relax_core import Algorithm, get_algorithm, signal
+from relax_core import ALGORITHMS, Algorithm, get_algorithm, signal
 from relax_core.rewards import weight_vector
 
 DEFAULT: Final = ("grpo", "gdpo")
@@ -56,6 +56,9 @@ def asked(names: Sequence[str], fields: Fields, weights: Tensor) -> list[Asked]:
     found: list[Asked] = []
     faults: list[str] = []
     for name in dict.fromkeys(names or DEFAULT):
+        if name not in ALGORITHMS:
+            faults.append(f"--compare {name}: known are {', '.join(ALGORITHMS)}{suggestion(name, ALGORITHMS)}")
+            continue
         try:
             one = _asked(get_algorithm(name), fields, weights)
             _try_out(one, fields, weights)

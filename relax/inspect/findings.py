@@ -137,19 +137,17 @@ def examine(table: Table, asked: Sequence[Asked], names: Sequence[str], weights:
         values, groups = torch.from_numpy(table.values[rows]), torch.from_numpy(table.groups[rows])
         for tally in tallies:
             tally.add(rows, values, groups, weights)
-        alone = torch.from_numpy(sizes[table.groups[rows]] < 2)
-        if not alone.all():
-            found = signal.components(values[~alone, : len(names)], groups[~alone], weights)
+        if (several := torch.from_numpy(sizes[table.groups[rows]] > 1)).any():
+            found = signal.components(values[several, : len(names)], groups[several], weights)
             flat[found.groups], cancels[found.groups] = found.flat.numpy(), found.cancels.numpy()
+    states = [(Found.of(flat[:, k], firsts), Found.of(cancels[:, k], firsts)) for k in range(len(names))]
     return Findings(
         rows=len(table),
         groups=table.number,
         sizes={int(size): int(count) for size, count in zip(*np.unique(sizes, return_counts=True), strict=True)},
         components=tuple(
-            _component(
-                name, weight, table, column, Found.of(flat[:, column], firsts), Found.of(cancels[:, column], firsts)
-            )
-            for column, (name, weight) in enumerate(zip(names, weights.tolist(), strict=True))
+            _component(table, column, names[column], float(weights[column]), *state)
+            for column, state in enumerate(states)
         ),
         outcomes=tuple(tally.outcome(table, names, firsts, sizes) for tally in tallies),
         differences=tuple(
@@ -208,7 +206,7 @@ class Tally:
             too_small=int((sizes < self.asked.algorithm.traits.min_group_size).sum()),
             distinct=describe.distinct(self.scores),
             distinct_groups=signal.distinct_groups(self.scores, groups),
-            largest=float(self.scores.abs().max()),
+            largest=float(self.scores.abs().max()) if len(table) else 0.0,
             shares=dict(zip(names, (self.given / total).tolist(), strict=True)) if total > 0 else {},
             with_length=self._with_length(table),
             histogram=Histogram.of(self.scores),
@@ -223,7 +221,7 @@ class Tally:
         return None if math.isnan(found) else found
 
 
-def _component(name: str, weight: float, table: Table, column: int, flat: Found, cancels: Found) -> Component:
+def _component(table: Table, column: int, name: str, weight: float, flat: Found, cancels: Found) -> Component:
     values = torch.from_numpy(table.values[:, column])
     summary, far = describe.summary(values), describe.outliers(values).nonzero()[:, 0]
     farthest = far[(values[far] - summary.median).abs().argsort(descending=True, stable=True)][:EXAMPLES]

@@ -205,12 +205,13 @@ def _hashable(column: Sequence[object]) -> Sequence[str | tuple[str]]:
 
 def reward_fault(value: object) -> str | None:
     """What is wrong with a reward, as `relax_core.rewards.component_matrix` sees it; None if nothing is."""
-    if value is MISSING:
+    inner = value.value if isinstance(value, NoMapping) else value
+    if inner is MISSING:
         return "is missing"
-    if isinstance(value, NoMapping):
-        return "is null (aborted)" if value.value is None else f"must map keys to numbers, not be {_kind(value.value)}"
-    if value is None:
+    if inner is None:
         return "is null (aborted)"
+    if isinstance(value, NoMapping):
+        return f"must map keys to numbers, not be {_kind(inner)}"
     try:
         component_matrix([{"reward": value}], ["reward"])
     except TypeError:

@@ -28,13 +28,17 @@ def as_text(report: Report) -> str:
 def heading(report: Report) -> Iterator[str]:
     """What was read, and as what."""
     found, fields = report.findings, report.fields
-    names = report.files[0] if len(report.files) == 1 else f"{report.files[0]} and {len(report.files) - 1} more files"
+    names = (
+        report.files[0]
+        if len(report.files) == 1
+        else f"{report.files[0]} and {counted(len(report.files) - 1, 'more file')}"
+    )
     writer = f", written by {fields.source}" if fields.source else ""
-    yield f"{names}: {found.rows} rows in {found.groups} groups{_sizes(found.sizes)}{writer}"
+    yield f"{names}: {counted(found.rows, 'row')} in {counted(found.groups, 'group')}{_sizes(found.sizes)}{writer}"
     groups, rewards = (", ".join(map(dotted, paths)) for paths in (fields.group, fields.components.values()))
     yield f"group: {groups}; rewards: {rewards}"
     if report.left_out:
-        yield f"{_rows(report.left_out)} left out: a broken reward or no group (see below)"
+        yield f"{counted(report.left_out, 'row')} left out: a broken reward or no group (see below)"
     if fields.left_out:
         yield f"not taken for rewards: {', '.join(fields.left_out)}"
 
@@ -100,7 +104,7 @@ def broken(report: Report) -> Iterator[str]:
     if not faults.total:
         yield "no broken values"
         return
-    yield f"{faults.total} broken {'value' if faults.total == 1 else 'values'}"
+    yield counted(faults.total, "broken value")
     shown = faults.kept[:SHOWN_FAULTS]
     yield from (f"  {fault}" for fault in shown)
     if faults.total > len(shown):
@@ -112,7 +116,7 @@ def examples(report: Report, found: Found) -> str:
     """`3 groups (line 1, line 9, ...)`: the first lines of the first of them."""
     places = ", ".join(map(report.where, found.examples))
     more = ", ..." if found.count > len(found.examples) else ""
-    return f"{found.count} {'group' if found.count == 1 else 'groups'} ({places}{more})"
+    return f"{counted(found.count, 'group')} ({places}{more})"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> Iterator[str]:
@@ -128,8 +132,9 @@ def percent(value: float) -> str:
     return f"{round(value * 100, 1) + 0:.1f} %".replace("-", "−")
 
 
-def _rows(count: int) -> str:
-    return f"{count} {'row' if count == 1 else 'rows'}"
+def counted(count: int, thing: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _sizes(sizes: Mapping[int, int]) -> str:

@@ -181,7 +181,8 @@ def test_algorithms_are_told_from_their_records(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["algorithms"], ["report", "--help"], ["--version"]]
+    "arguments",
+    [["--help"], ["train", "--help"], ["algorithms"], ["report", "--help"], ["inspect", "--help"], ["--version"]],
 )
 def test_help_is_quick_and_imports_nothing_heavy(arguments: list[str]) -> None:
     script = (
