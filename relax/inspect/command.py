@@ -41,9 +41,12 @@ def run(namespace: argparse.Namespace) -> int:
     html: Path | None = namespace.html
     if html is not None and not html.parent.is_dir():
         raise ConfigError([f"--html {html}: there is no directory {html.parent}"])
+    import torch
+
     from relax.inspect.report import inspect
     from relax.inspect.text import as_json, as_text
 
+    torch.set_num_threads(1)  # the workers of `examine` share the cores; threads of their operations only wait there
     choice = Choice(namespace.group, namespace.rewards, namespace.reward_key, namespace.length, namespace.log_probs)
     report = inspect(namespace.files, choice, namespace.weights, namespace.compare)
     print(as_json(report) if namespace.json else as_text(report))

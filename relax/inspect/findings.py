@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import Final
 
@@ -19,6 +20,7 @@ from relax_core import describe, signal
 EXAMPLES: Final = 5
 """Places that are given of everything that was found."""
 BARS: Final = 32
+WORKERS: Final = 2
 
 Flags = NDArray[np.bool_]
 
@@ -133,13 +135,18 @@ def examine(table: Table, asked: Sequence[Asked], names: Sequence[str], weights:
     sizes = np.bincount(table.groups, minlength=table.number)
     tallies = [Tally.empty(one, len(table), table.number, len(names)) for one in asked]
     flat, cancels = (np.zeros((table.number, len(names)), bool) for _ in range(2))
-    for rows in table.chunks():
+
+    def look(rows: slice) -> None:
         values, groups = torch.from_numpy(table.values[rows]), torch.from_numpy(table.groups[rows])
         for tally in tallies:
             tally.add(rows, values, groups, weights)
         if (several := torch.from_numpy(sizes[table.groups[rows]] > 1)).any():
             found = signal.components(values[several, : len(names)], groups[several], weights)
             flat[found.groups], cancels[found.groups] = found.flat.numpy(), found.cancels.numpy()
+
+    # A chunk to each worker, and one thread to each chunk: they write to groups and rows of their own.
+    with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(look, table.chunks()))
     states = [(Found.of(flat[:, k], firsts), Found.of(cancels[:, k], firsts)) for k in range(len(names))]
     return Findings(
         rows=len(table),
@@ -160,7 +167,7 @@ def examine(table: Table, asked: Sequence[Asked], names: Sequence[str], weights:
 
 @attrs.frozen(eq=False)
 class Tally:
-    """What one algorithm makes of the rows so far: scores [rows], signal [groups], contributions [components]."""
+    """What one algorithm makes of the rows: scores [rows], signal [groups], contributions [groups, components]."""
 
     asked: Asked
     scores: Tensor
@@ -170,9 +177,8 @@ class Tally:
     @classmethod
     def empty(cls, asked: Asked, rows: int, groups: int, components: int) -> "Tally":
         double = torch.float64
-        return cls(
-            asked, torch.zeros(rows, dtype=double), np.zeros(groups, bool), torch.zeros(components, dtype=double)
-        )
+        given = torch.zeros(groups, components, dtype=double)
+        return cls(asked, torch.zeros(rows, dtype=double), np.zeros(groups, bool), given)
 
     @property
     def name(self) -> str:
@@ -181,23 +187,23 @@ class Tally:
     def add(self, rows: slice, values: Tensor, groups: Tensor, weights: Tensor) -> None:
         """Take in rows of whole groups."""
         algorithm, hyperparameters = self.asked.algorithm, self.asked.hyperparameters
+        members = slice(int(groups[0]), int(groups[-1]) + 1)
         try:
             scores = signal.group_scores(algorithm, hyperparameters, self.asked.rewards(values, weights), groups)
             if self.asked.scalar is None:
                 components = values[:, : len(weights)]
-                given = signal.contributions(algorithm, hyperparameters, components, groups, weights)
-                self.given.add_(given.sum(dim=0))
+                self.given[members] = signal.contributions(algorithm, hyperparameters, components, groups, weights)
         except ValueError as error:
             raise RelaxError(f"{self.name}: {error} (samples and groups counted from row {rows.start})") from error
         self.scores[rows] = scores
-        first = int(groups[0])
-        self.signal[first : int(groups[-1]) + 1] = signal.scores_differ(scores, groups).numpy()
+        self.signal[members] = signal.scores_differ(scores, groups).numpy()
 
     def outcome(
         self, table: Table, names: Sequence[str], firsts: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> Outcome:
         """Once all rows are in."""
-        groups, total = torch.from_numpy(table.groups), float(self.given.sum())
+        groups, given = torch.from_numpy(table.groups), self.given.sum(dim=0)
+        total = float(given.sum())
         return Outcome(
             name=self.name,
             reads=self.asked.reads,
@@ -207,7 +213,7 @@ class Tally:
             distinct=describe.distinct(self.scores),
             distinct_groups=signal.distinct_groups(self.scores, groups),
             largest=float(self.scores.abs().max()) if len(table) else 0.0,
-            shares=dict(zip(names, (self.given / total).tolist(), strict=True)) if total > 0 else {},
+            shares=dict(zip(names, (given / total).tolist(), strict=True)) if total > 0 else {},
             with_length=self._with_length(table),
             histogram=Histogram.of(self.scores),
         )

@@ -179,7 +179,8 @@ class Reader:
                     named[row] = False
                     self._fault(batch, file, row, dotted(path), "names no group", part)
         keys = list(zip(*(_hashable(batch.columns[path]) for path in self.fields.group), strict=True))
-        digests[:] = [self._digest(key) for key in keys]
+        known = {key: self._digest(key) for key in dict.fromkeys(keys)}
+        digests[:] = [known[key] for key in keys]
         return digests, named
 
     def _digest(self, key: GroupKey) -> int:

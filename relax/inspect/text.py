@@ -45,7 +45,9 @@ def heading(report: Report) -> Iterator[str]:
 
 def algorithms(report: Report) -> Iterator[str]:
     """A line for each."""
-    rows = [["algorithm", "reads", "groups with signal", "without", "distinct advantages", "groups", "largest"]]
+    rows = [
+        ["algorithm", "reads", "groups with signal", "without", "distinct advantages", "distinct groups", "largest"]
+    ]
     for outcome in report.findings.outcomes:
         share = f"{outcome.signal} ({percent(outcome.signal / report.findings.groups)})"
         counts = [share, str(outcome.silent.count), str(outcome.distinct), str(outcome.distinct_groups)]
