@@ -20,7 +20,12 @@ H_contra = TypeVar("H_contra", contravariant=True)
 @checked_record
 @attrs.frozen(eq=False)
 class Advantages:
-    """What a policy is trained towards (`advantages`) and what a critic is (`returns`), one number for each token."""
+    """What stage 2 returns: one number for each token, twice.
+
+    Attributes:
+        advantages: what the policy is trained towards.
+        returns: what a critic is trained towards.
+    """
 
     advantages: Float[Tensor, " tokens"]
     returns: Float[Tensor, " tokens"]
@@ -29,9 +34,11 @@ class Advantages:
 @checked_record
 @attrs.frozen(eq=False)
 class TokenLoss:
-    """A loss that no reducer has touched yet, and detached metrics: [tokens] or scalar each.
+    """What stage 3 returns. Masked tokens hold 0 in loss and metrics, whatever came in.
 
-    Masked tokens hold 0 in both, whatever came in.
+    Attributes:
+        loss: of each token, before a reducer weighs it.
+        metrics: detached, [tokens] or scalar each.
     """
 
     loss: Float[Tensor, " tokens"]
@@ -118,10 +125,15 @@ def sample_mean(hyperparameters: object, tokens: Tokens, *, reduce: Reduce = loc
 
 
 RatioLevel = Literal["token", "sequence"]
+"""Whose probabilities a ratio is of: a token's, or the whole response's."""
 AdvantageNormalization = Literal["whiten", "token_global"]
+"""By name: `relax_core.advantages.whiten` or `token_global`."""
 Need = Literal["optional", "required", "forbidden"]
+"""What an algorithm makes of something that can be switched on."""
 KlEstimator = Literal["any", "k1", "k2", "k3", "low_var_kl"]
+"""An estimator of `relax_core.kl`, or whichever a run chooses."""
 RewardNeed = Literal["optional", "required"]
+"""What an algorithm makes of its own first stage, which can be switched off."""
 
 
 @attrs.frozen(kw_only=True)
@@ -141,9 +153,11 @@ class Traits:
     advantage_normalization: AdvantageNormalization = "whiten"
     """Which normalization of advantages over the batch is the algorithm's?"""
     normalize_advantages: Need = "optional"
+    """Is that normalization a choice, a must, or wrong?"""
     normalize_rewards: RewardNeed = "optional"
     """May stage 1 be switched off?"""
     min_group_size: int = 1
+    """How many samples must a prompt have at least?"""
     reads_components: bool = False
     """Does stage 1 read several reward components, or one scalar?"""
     allows_reward_hooks: bool = True
@@ -161,6 +175,7 @@ class Traits:
     complete_batch: bool = False
     """Does stage 2 need every sample of an optimizer batch?"""
     supports_context_parallel: bool = True
+    """Is the loss right where a response is spread over several ranks?"""
     loss_metrics: tuple[str, ...] = ("ppo_kl", "clipfrac")
     """Names of the metrics that the loss returns."""
 
@@ -191,10 +206,18 @@ class Traits:
 class Algorithm(Generic[H]):
     """A record of three pure functions, their hyperparameters and their traits.
 
-    Besides, a reducer says how token losses are weighed, and an algorithm with a critic has the critic's loss.
-
     Stage functions are module-level functions that take their hyperparameters, so that a record pickles by reference
     and compares equal in another process.
+
+    Attributes:
+        name: by which `get_algorithm` and the command line know it.
+        hyperparameters: an attrs class; each field is a flag, with its default, help text and check.
+        normalize_rewards: stage 1, rewards -> scores.
+        estimate_advantages: stage 2, scores -> advantages and returns.
+        policy_loss: stage 3, log-probs and advantages -> a loss for each token.
+        reducer: the weight of each token's loss.
+        value_loss: the critic's loss, of an algorithm that has a critic.
+        traits: the facts that a runtime asks about.
 
     Raises:
         ValueError: hyperparameters that are no attrs class, or a stage that cannot be imported by its name.

@@ -52,10 +52,12 @@ class Tokens:
 
     @property
     def num_samples(self) -> int:
+        """How many responses there are."""
         return self.lengths.shape[0]
 
     @property
     def num_tokens(self) -> int:
+        """How many tokens all responses have together, masked ones included."""
         return self.mask.shape[0]
 
     @cached_property

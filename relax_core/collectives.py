@@ -46,6 +46,9 @@ class SplitBy:
     Sizes are checked when samples are cut, not here: by then every rank is about to agree, so that one rank's
     malformed sizes raise on all of them.
 
+    Attributes:
+        sizes: samples of each batch, a sequence or vector of whole numbers.
+
     Raises (when called):
         ValueError: no sizes, sizes that are not whole numbers of 0 or more, or that do not add up to the samples.
     """
@@ -72,7 +75,12 @@ def split_by(sizes: object) -> SplitBy:
 
 @attrs.frozen(eq=False)
 class Batches:
-    """Which optimizer batch each of this rank's samples belongs to."""
+    """How this rank's samples are spread over optimizer batches.
+
+    Attributes:
+        of_sample: the batch that each sample belongs to, counted from 0.
+        count: how many batches there are.
+    """
 
     of_sample: Tensor
     count: int

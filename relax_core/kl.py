@@ -9,6 +9,7 @@ from torch import Tensor
 from relax_core.checks import checked
 
 Kind = Literal["k1", "k2", "k3", "low_var_kl"]
+"""The estimators by name; `estimate` gives their formulas."""
 
 EXPONENT_BOUND: Final = 20.0
 """Exponents of probability ratios are clamped to this size before `exp`, as in verl: no e^20 is worth learning from."""

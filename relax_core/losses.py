@@ -18,8 +18,9 @@ from relax_core.checks import checked
 from relax_core.kl import EXPONENT_BOUND
 
 M2PO_CLIP_LOW: Final = 0.3
+"""The least distance below 1 at which m2po clips: a ratio of 0.7 or more never is."""
 M2PO_CLIP_HIGH: Final = 0.5
-"""The narrowest clip range of m2po: ratios of 0.7 to 1.5 are never clipped."""
+"""The least distance above 1 at which m2po clips: a ratio of 1.5 or less never is."""
 
 
 def select(tokens: Tokens, *values: Tensor) -> tuple[Tensor, ...]:

@@ -22,6 +22,10 @@ class Outcome:
     """What a batch came to: the scalar loss to differentiate, the values on the way, and what they tell.
 
     Attributes:
+        loss: the weighted sum over all tokens.
+        scores: of stage 1.
+        advantages: of stage 2, normalized where that is wanted.
+        returns: of stage 2.
         metrics: each of the loss's metrics, weighed like the loss.
         carries_signal: of each group, in ascending order of ids, whether the algorithm learns anything from it.
     """
@@ -36,7 +40,15 @@ class Outcome:
 
 @attrs.frozen
 class Pipeline(Generic[H]):
-    """An algorithm with everything it needs but the data. Stages may be called one by one, or all at once."""
+    """An algorithm with everything it needs but the data. Stages may be called one by one, or all at once.
+
+    Attributes:
+        algorithm: the record.
+        hyperparameters: an instance of the record's `hyperparameters`.
+        segment: which samples belong to which optimizer batch.
+        reduce: how tensors add up over ranks.
+        normalize_advantages: whether stage 2 ends with a normalization over all tokens.
+    """
 
     algorithm: Algorithm[H]
     hyperparameters: H

@@ -47,6 +47,7 @@ ALGORITHMS: Final[Mapping[str, Algorithm[Any]]] = {
     "ppo": PPO,
     "gdpo": GDPO,
 }
+"""Name -> record. `get_algorithm` is the same with a helpful error."""
 
 
 def get_algorithm(name: str) -> Algorithm[Any]:
