@@ -55,7 +55,8 @@ class NormalizeRewards(Protocol[H_contra]):
         rewards: Float[Tensor, "samples components"],
         groups: Int[Tensor, " samples"],
         /,
-    ) -> Float[Tensor, " samples"]: ...
+    ) -> Float[Tensor, " samples"]:
+        """The scores, in the samples' order."""
 
 
 @runtime_checkable
@@ -77,7 +78,8 @@ class EstimateAdvantages(Protocol[H_contra]):
         values: Float[Tensor, " tokens"] | None = None,
         segment: Segment = whole_batch,
         reduce: Reduce = local,
-    ) -> Advantages: ...
+    ) -> Advantages:
+        """What policy and critic are trained towards, in the tokens' order."""
 
 
 @runtime_checkable
@@ -92,7 +94,8 @@ class PolicyLoss(Protocol[H_contra]):
         advantages: Float[Tensor, " tokens"],
         tokens: Tokens,
         /,
-    ) -> TokenLoss: ...
+    ) -> TokenLoss:
+        """The losses and the metrics that trait `loss_metrics` names."""
 
 
 @runtime_checkable
@@ -107,7 +110,8 @@ class ValueLoss(Protocol[H_contra]):
         returns: Float[Tensor, " tokens"],
         tokens: Tokens,
         /,
-    ) -> TokenLoss: ...
+    ) -> TokenLoss:
+        """The losses, with metrics of their own."""
 
 
 @runtime_checkable
@@ -116,7 +120,8 @@ class Reducer(Protocol[H_contra]):
 
     def __call__(
         self, hyperparameters: H_contra, tokens: Tokens, /, *, reduce: Reduce = local
-    ) -> Float64[Tensor, " tokens"]: ...
+    ) -> Float64[Tensor, " tokens"]:
+        """The weights; 0 where a token does not count."""
 
 
 def sample_mean(hyperparameters: object, tokens: Tokens, *, reduce: Reduce = local) -> Float64[Tensor, " tokens"]:

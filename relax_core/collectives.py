@@ -19,14 +19,16 @@ T = TypeVar("T")
 class Reduce(Protocol):
     """Combine a tensor with the other ranks' tensors of the same shape; never in place."""
 
-    def __call__(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor: ...
+    def __call__(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+        """The sum or the largest of all ranks' values, element by element; the same on every rank."""
 
 
 @runtime_checkable
 class Segment(Protocol):
     """Cut per-sample values of this rank into views, one for each optimizer batch. A rank's share may be empty."""
 
-    def __call__(self, values: Tensor) -> tuple[Tensor, ...]: ...
+    def __call__(self, values: Tensor) -> tuple[Tensor, ...]:
+        """The parts, in the order of the batches."""
 
 
 def local(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
@@ -56,6 +58,7 @@ class SplitBy:
     sizes: object
 
     def __call__(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Views of the values, in order."""
         sizes = self.sizes.tolist() if isinstance(self.sizes, Tensor) else self.sizes
         if sizes is None:
             raise ValueError("the sizes of the optimizer batches are missing; a rollout is never taken to be one batch")

@@ -26,7 +26,7 @@ def undocumented(source: str) -> list[str]:
 def _undocumented(owner: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
     for node, below in zip(owner.body, [*owner.body[1:], None], strict=True):
         name = _name(node)
-        if name is None or name.startswith("_"):
+        if name is None or (name.startswith("_") and name != "__call__"):
             continue
         if not (_has_docstring(node) or _is_text(below) or _told_by(owner, name, node)):
             yield prefix + name
@@ -99,8 +99,18 @@ class Bare:
     @property
     def size(self): ...
     def __len__(self): ...
+    def __call__(self): ...
 class Naked:
     pass
 '''
-    assert undocumented(source) == ["module", "BARE", "bare", "waits", "Bare.bare", "Bare.size", "Naked"]
+    assert undocumented(source) == [
+        "module",
+        "BARE",
+        "bare",
+        "waits",
+        "Bare.bare",
+        "Bare.size",
+        "Bare.__call__",
+        "Naked",
+    ]
     assert undocumented('"""A module."""') == []
