@@ -19,24 +19,29 @@ STAGES: Final = {
     "normalize_rewards": "rewards -> scores",
     "estimate_advantages": "scores -> advantages",
     "policy_loss": "advantages -> loss",
+    "reducer": "tokens -> weights",
+    "value_loss": "returns -> critic's loss",
 }
+"""A record's functions, in the order in which a number passes them, and what each turns into what."""
 WIDTH: Final = 100
-TRAITS_INTRODUCTION: Final = """\
-<!-- Written by `python -m relax.catalogue > docs/traits.md`; a test compares. -->
-# Traits and their checks
-
-An algorithm states facts about itself in its record's `traits`; what it does not state asserts the default. Before
-anything starts, every configuration is checked against them, whether it came from flags, YAML or Python.
-"""
 
 
 @attrs.frozen
 class Entry:
-    """An algorithm as its record and docstrings describe it. `traits` are those that differ from the default."""
+    """An algorithm as its record and docstrings describe it.
+
+    Attributes:
+        summary: the first sentence of its module's docstring; `description` is what follows, without the next two.
+        use: the paragraph that begins with "Use it": what the algorithm is for.
+        example: lines of the section "Example:", which the example of its page has instead of its own.
+        traits: those that differ from the default.
+    """
 
     name: str
     summary: str
     description: str
+    use: str
+    example: str
     papers: tuple[str, ...]
     traits: dict[str, object]
     hyperparameters: tuple[Option, ...]
@@ -46,16 +51,19 @@ class Entry:
     def of(cls, algorithm: Algorithm[Any]) -> "Entry":
         """Reads the record, and the docstring of the module it stands in."""
         text = inspect.getdoc(sys.modules[algorithm.hyperparameters.__module__]) or ""
-        first, _, rest = text.partition("\n\n")
+        prose, _, example = text.partition("\n\nExample:\n")
+        first, *rest = prose.split("\n\n")
         summary = re.split(r"\.? *(?:After )?arXiv", " ".join(first.split()))[0].rstrip(".") + "."
         return cls(
             name=algorithm.name,
             summary=summary,
-            description=rest.strip(),
+            description="\n\n".join(paragraph for paragraph in rest if not paragraph.startswith("Use it")),
+            use="\n\n".join(paragraph for paragraph in rest if paragraph.startswith("Use it")),
+            example=textwrap.dedent(example),
             papers=tuple(f"arXiv:{number}" for number in dict.fromkeys(re.findall(r"\d{4}\.\d{5}", text))),
             traits=_unusual(algorithm.traits),
             hyperparameters=tuple(options_of(algorithm.hyperparameters)),
-            stages={stage: _formula(getattr(algorithm, stage)) for stage in STAGES},
+            stages={stage: _formula(getattr(algorithm, stage)) for stage in STAGES if getattr(algorithm, stage)},
         )
 
 
@@ -84,7 +92,7 @@ def as_json(name: str | None) -> str:
 def trait_table() -> list[tuple[str, str, str]]:
     """(trait, default, what the configuration is checked for), for every trait: the table of the documentation."""
     rules = {check.trait: inspect.getdoc(check.faults) or "" for check in CHECKS if check.trait}
-    return [(field.name, _shown(field.default), rules.get(field.name, "")) for field in attrs.fields(Traits)]
+    return [(field.name, shown(field.default), rules.get(field.name, "")) for field in attrs.fields(Traits)]
 
 
 def _untitled(entry: Entry) -> str:
@@ -92,15 +100,6 @@ def _untitled(entry: Entry) -> str:
     title, _, rest = entry.summary.partition(": ")
     letters = re.sub(r"[^a-z]", "", title.lower().replace("+", "plus"))
     return rest if letters == entry.name.replace("_", "") else entry.summary
-
-
-def traits_page() -> str:
-    """The page of the documentation that `trait_table` fills."""
-    rows = "".join(
-        f"| `{trait}` | {default} | {rule or 'not checked: it speaks to the runtime'} |\n"
-        for trait, default, rule in trait_table()
-    )
-    return f"{TRAITS_INTRODUCTION}\n| trait | default | what the configuration is checked for |\n|---|---|---|\n{rows}"
 
 
 def _entry(name: str) -> Entry:
@@ -111,14 +110,14 @@ def _entry(name: str) -> Entry:
 
 
 def _in_full(entry: Entry) -> str:
-    parts = [textwrap.fill(entry.summary, WIDTH), entry.description]
+    parts = [textwrap.fill(entry.summary, WIDTH), entry.description, entry.use]
     if entry.papers:
         parts.append("paper   " + ", ".join(entry.papers))
     parts.append(_columns("stages", [(STAGES[stage], text) for stage, text in entry.stages.items()]))
     rules = {trait: rule for trait, _, rule in trait_table()}
-    traits = [(f"{name} = {_shown(value)}", rules.get(name, "")) for name, value in entry.traits.items()]
+    traits = [(f"{name} = {shown(value)}", rules.get(name, "")) for name, value in entry.traits.items()]
     parts.append(_columns("traits that differ from the default", traits or [("none", "")]))
-    flags = [(option.flag, f"{option.help} [{_shown(option.default)}]") for option in entry.hyperparameters]
+    flags = [(option.flag, f"{option.help} [{shown(option.default)}]") for option in entry.hyperparameters]
     parts.append(_columns("flags [default]", flags or [("none", "")]))
     return "\n\n".join(part for part in parts if part)
 
@@ -151,8 +150,12 @@ def _formula(stage: object) -> str:
     if reference is None:
         return text
     module, _, name = reference[1].partition(".")
-    own = re.sub(r"[,.:]? *\b[Ss]ee `\w+\.\w+`\.?$", ".", text)
-    return f"{own} {name}: {_first_paragraph(getattr(getattr(relax_core, module), name))}"
+    return f"{without_reference(text)} {name}: {_first_paragraph(getattr(getattr(relax_core, module), name))}".strip()
+
+
+def without_reference(text: str) -> str:
+    """What a docstring says besides "See `module.name`." at its end: where that is told, too, it need not be named."""
+    return re.sub(r"[,.:]? *\b[Ss]ee `\w+\.\w+`\.?$", ".", text).removeprefix(".")
 
 
 def _first_paragraph(documented: object) -> str:
@@ -160,13 +163,10 @@ def _first_paragraph(documented: object) -> str:
     return " ".join(text.split())
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as tables and help texts show it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
-
-
-if __name__ == "__main__":
-    print(traits_page(), end="")

@@ -1,6 +1,9 @@
 """CISPO: clipped ratios weigh the policy gradient, so that rare but decisive tokens keep theirs. arXiv 2506.13585.
 
 A ratio of 1 has weight 1: eps_clip and eps_clip_high are distances from 1 as everywhere, not bounds.
+
+Use it where several optimizer steps are made of one rollout and rare tokens, such as those that reconsider, get clipped
+away.
 """
 
 import attrs

@@ -1,6 +1,9 @@
 """Clip-Cov: tokens whose log-prob and advantage covary most get no gradient, which keeps entropy up. arXiv 2505.22617.
 
 The paper draws among the tokens of a covariance range; here those with the largest are taken, so nothing is random.
+
+Use it where entropy falls early and exploration stops. With few tokens in a micro-batch the share comes down to one
+token.
 """
 
 import attrs

@@ -2,6 +2,9 @@
 
 Its other two parts lie elsewhere: groups without signal are sampled again (the dynamic sampling filter), and responses
 that are too long lose reward softly (`relax_core.rewards.overlong_penalty`, added to the reward).
+
+Use it for long chains of thought, where entropy collapses under GRPO and where a token of a long response should count
+as much as any other.
 """
 
 from typing import Final

@@ -2,6 +2,9 @@
 
 The score is not divided by the group's std, which favours questions that are too easy or too hard, and the loss of a
 response is divided by a constant, not by its own length, which favours long wrong responses.
+
+Use it where responses grow longer without getting better, or where prompts differ much in difficulty. Set the length to
+the most tokens that a response may have; the learning rate that fits depends on it.
 """
 
 import attrs

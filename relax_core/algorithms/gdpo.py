@@ -2,6 +2,9 @@
 
 Group reward-Decoupled Policy Optimization, arXiv 2601.05242. Where GRPO sums the components first, so that the one with
 the largest spread decides, each component here has the influence that its weight gives it.
+
+Use it wherever two or more rewards of unlike scale or spread matter at once, such as correctness, format and length.
+With one reward, take GRPO.
 """
 
 import attrs

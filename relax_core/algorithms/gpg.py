@@ -2,6 +2,9 @@
 
 Groups that are all right or all wrong give no gradient, but count in the mean; alpha = samples / samples that give one
 makes up for them.
+
+Use it as the simplest thing that may work, with one optimizer step for each rollout, where many groups are all right or
+all wrong.
 """
 
 import attrs

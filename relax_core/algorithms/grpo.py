@@ -1,4 +1,8 @@
-"""GRPO: a response is as good as it is better than the other responses to its prompt. arXiv 2402.03300."""
+"""GRPO: a response is as good as it is better than the other responses to its prompt. arXiv 2402.03300.
+
+Use it as the first choice where one reward, mostly verifiable, is given for several responses to each prompt. There is
+no critic to train.
+"""
 
 import attrs
 

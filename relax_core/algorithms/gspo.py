@@ -1,6 +1,9 @@
 """GSPO: importance is weighed and clipped response by response, as rewards are given. arXiv 2507.18071.
 
 The ratio is the geometric mean of the tokens' ratios. The paper clips it to 1 - 3e-4 and 1 + 4e-4.
+
+Use it for mixtures of experts and long responses, whose token ratios are too noisy to clip. It needs clip ranges of its
+own: the default of 0.2 hardly ever clips.
 """
 
 import attrs

@@ -1,6 +1,9 @@
 """GSPO-token: GSPO's value with a gradient of each token's own, so that advantages may differ by token.
 
 arXiv 2507.18071, Eq. 14. With one advantage for a response the gradient is GSPO's.
+
+Use it only where advantages differ within a response, which takes a second stage of your own: as registered here, its
+gradient is GSPO's.
 """
 
 import attrs

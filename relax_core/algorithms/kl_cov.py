@@ -1,4 +1,8 @@
-"""KL-Cov: tokens whose log-prob and advantage covary most pay for moving, which keeps entropy up. arXiv 2505.22617."""
+"""KL-Cov: tokens whose log-prob and advantage covary most pay for moving, which keeps entropy up. arXiv 2505.22617.
+
+Use it where entropy falls early and exploration stops. The ratio is not clipped, so keep optimizer steps for each
+rollout few.
+"""
 
 import attrs
 import torch

@@ -1,6 +1,9 @@
 """M2PO: the clip range follows from how far harmful tokens may drift in the second moment. After arXiv 2510.01161.
 
 For stale samples: a fixed range clips too many of them, this one only outliers.
+
+Use it for asynchronous training, where samples are many updates old. Rewards enter as they are: centre them yourself,
+or normalize advantages.
 """
 
 import attrs

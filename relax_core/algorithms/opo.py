@@ -1,6 +1,11 @@
 """OPO: exact on-policy REINFORCE with the baseline of least variance, a length-weighted mean. arXiv 2505.23585.
 
 Reads two components: a response's reward, and its length in tokens.
+
+Use it for responses of widely differing lengths, with one optimizer step for each rollout.
+
+Example:
+    rewards = torch.tensor([[1.0, 1.0], [0.0, 2.0], [0.0, 1.0], [1.0, 2.0], [1.0, 1.0], [0.0, 2.0]])  # reward, length
 """
 
 import attrs

@@ -1,4 +1,8 @@
-"""PPO: a critic tells how good each token's prefix was, and GAE what the token added. arXiv 1707.06347, 1506.02438."""
+"""PPO: a critic tells how good each token's prefix was, and GAE what the token added. arXiv 1707.06347, 1506.02438.
+
+Use it where tokens of one response should get unlike credit, as over long horizons or several turns, and a second model
+is affordable.
+"""
 
 import attrs
 from jaxtyping import Float

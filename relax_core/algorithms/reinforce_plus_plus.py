@@ -1,6 +1,8 @@
 """REINFORCE++: discounted returns with the KL in the reward, normalized over all tokens of the batch. arXiv 2501.03262.
 
 Wants kl_coef > 0 with the k1 estimator: nothing else keeps the policy near the reference.
+
+Use it where a prompt gets a single response, so that no group gives a baseline, and a critic is too costly.
 """
 
 import attrs

@@ -1,6 +1,9 @@
 """REINFORCE++ with the group's mean as baseline, for several samples of a prompt. arXiv 2501.03262.
 
 No KL in the reward; wants a KL loss with the k2 estimator instead.
+
+Use it where a group's own std is too noisy to divide by, as with few samples of a prompt: here the scale is that of the
+whole batch.
 """
 
 import attrs

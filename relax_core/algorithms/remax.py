@@ -1,6 +1,12 @@
 """ReMax: REINFORCE with the reward of the greedy response to the same prompt as baseline. arXiv 2310.10505.
 
 Reads two components: a response's reward, and the greedy response's.
+
+Use it where a prompt gets one sampled response only and a critic is too costly: the baseline costs one more, greedy,
+response to each prompt.
+
+Example:
+    rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])  # reward, greedy
 """
 
 import attrs

@@ -2,6 +2,8 @@
 
 The baseline does not depend on the sample it is taken from, so the gradient is unbiased: on samples of the very policy
 that is updated, without a ratio, and over all tokens of the batch alike.
+
+Use it with one optimizer step for each rollout, where an unbiased gradient matters more than reuse of samples.
 """
 
 import attrs

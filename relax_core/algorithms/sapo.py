@@ -1,4 +1,7 @@
-"""SAPO: a sigmoid gate instead of the hard clip, steeper for negative advantages. arXiv 2511.20347."""
+"""SAPO: a sigmoid gate instead of the hard clip, steeper for negative advantages. arXiv 2511.20347.
+
+Use it where a clip range is hard to choose: tokens beyond it fade out instead of losing their gradient at once.
+"""
 
 import attrs
 from jaxtyping import Float
