@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench clean
+.PHONY: help train test lint bench docs clean
 
 help:
 	@echo "make train          train the default recipe: a small model learns to add (ARGS=\"--seed 1\" passes flags on)"
 	@echo "make test           run the tests (ARGS=\"-k gdpo\" passes flags on)"
 	@echo "make lint           ruff and mypy --strict"
 	@echo "make bench          speed of the core, side by side with plain torch versions"
+	@echo "make docs           algorithms, API reference and guides as a website in build/docs"
 	@echo "make clean          remove the environment and what the tools left"
 
 train: $(VENV)/.installed-train
@@ -27,6 +28,12 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.installed-docs
+	@$(BIN)/python -m relax.documentation
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "The documentation: file://$(CURDIR)/build/docs/index.html"
+	@echo "With search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs"
+
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: Python 3.11 or newer is needed (set PYTHON=...)"; exit 1; }
@@ -40,6 +47,11 @@ $(VENV)/.installed-train: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Relax and what its tests need into $(VENV) (one to three minutes) ..."
 	@$(INSTALL) --editable '.[train,dev]'
+	@touch $@ $(VENV)/.installed-train
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Relax and what its documentation needs into $(VENV) (one to three minutes) ..."
+	@$(INSTALL) --editable '.[train,docs]'
 	@touch $@ $(VENV)/.installed-train
 
 clean:
