@@ -30,7 +30,8 @@ bench: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs
 	@$(BIN)/python -m relax.documentation
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+# Not --quiet: warnings that are not logged do not count for --strict.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The documentation: file://$(CURDIR)/build/docs/index.html"
 	@echo "With search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs"
 

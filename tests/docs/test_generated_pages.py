@@ -8,6 +8,7 @@ import pytest
 
 from relax.catalogue import Entry
 from relax.documentation.algorithms import algorithm_page
+from relax.documentation.example import example
 from relax.documentation.markdown import linked
 from relax.documentation.pages import outdated, pages, write
 from relax.errors import RelaxError
@@ -59,10 +60,10 @@ def test_a_page_has_all_that_one_asks(name: str, wanted: dict[str, str]) -> None
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_has_an_example_that_is_run(name: str) -> None:
     """`tests/test_readme.py` runs what this pattern finds, and compares what is printed."""
-    (example,) = EXAMPLE.finditer((DOCS / "algorithms" / f"{name}.md").read_text(encoding="utf-8"))
-    assert f'relax_core.pipeline("{name}"' in example["code"]
-    assert set(re.findall(r"^(?:import|from) (\w+)", example["code"], re.MULTILINE)) == {"torch", "relax_core"}
-    assert re.match(r"scores +\[.*\d.*\]\nadvantages \[.*\d.*\]\ngradient +\[.*[1-9].*\]\n", example["output"])
+    (shown,) = EXAMPLE.finditer((DOCS / "algorithms" / f"{name}.md").read_text(encoding="utf-8"))
+    assert f'relax_core.pipeline("{name}"' in shown["code"]
+    assert set(re.findall(r"^(?:import|from) (\w+)", shown["code"], re.MULTILINE)) == {"torch", "relax_core"}
+    assert re.match(r"scores +\[.*\d.*\]\nadvantages \[.*\d.*\]\ngradient +\[.*[1-9].*\]\n", shown["output"])
 
 
 def test_links_lead_to_what_there_is(wanted: dict[str, str]) -> None:
@@ -99,3 +100,12 @@ def test_a_new_algorithm_gets_its_page(tmp_path: Path) -> None:
     for part in ("arxiv.org/abs/2503.14286", "Use it for rewards of which", "`--duel-ratio-cap` | 1.0 |", "gradient  "):
         assert part in page
     assert "[duel](duel.md)" in (tmp_path / "pages" / "algorithms" / "index.md").read_text(encoding="utf-8")
+
+
+def test_lines_of_an_algorithms_own_take_the_place_of_those_that_assign_to_the_same_name() -> None:
+    own = ["rewards = torch.ones(6, 1)", "log_probs = torch.zeros(9, requires_grad=True)", "x = 1"]
+    entry = attrs.evolve(Entry.of(ALGORITHMS["grpo"]), example="\n".join(own))
+    lines = example(entry, ALGORITHMS["grpo"]).splitlines()
+    assert [line for line in lines if line.startswith(("rewards = ", "log_probs = ", "x = "))] == own
+    assert lines.index("x = 1") < lines.index('grpo = relax_core.pipeline("grpo")')
+    assert "# reward, greedy" in example(Entry.of(ALGORITHMS["remax"]), ALGORITHMS["remax"])
