@@ -63,13 +63,11 @@ def token_rewards(
 def discounted_returns(rewards: Float[Tensor, " tokens"], tokens: Tokens, *, gamma: float) -> Float[Tensor, " tokens"]:
     """G_t = r_t + gamma G_{t+1} along each response; 0 on masked tokens, which the recursion walks through.
 
-    REINFORCE++, arXiv 2501.03262. A scan: log2(longest response) passes over all tokens at once, in which no response
-    touches another, so that its numbers do not depend on what else is in the batch.
+    REINFORCE++, arXiv 2501.03262. A scan, see `_scan`.
     """
     tokens.expect_tokens(rewards)
-    after = tokens.lengths.to(rewards.device)[tokens.sample_of] - 1 - tokens.position
     selected = torch.where(tokens.mask, rewards.detach(), 0.0)
-    return torch.where(tokens.mask, _scan(selected, after, gamma), 0.0)
+    return torch.where(tokens.mask, _scan(selected, tokens.lengths.to(rewards.device), gamma), 0.0)
 
 
 @checked
@@ -83,29 +81,61 @@ def gae(
 ) -> Advantages:
     """delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lambd A_{t+1}; returns = A + V. arXiv 1506.02438.
 
-    t counts valid tokens only: masked ones are skipped, not walked through, and carry 0. A scan, as
-    `discounted_returns` is.
+    t counts valid tokens only: masked ones are skipped, not walked through, and carry 0. A scan, see `_scan`.
     """
     tokens.expect_tokens(rewards)
-    valid = tokens.mask.nonzero()[:, 0]
-    r, v, after = rewards.detach()[valid], values.detach()[valid].to(rewards.dtype), tokens.valid_after[valid]
-    next_v = torch.where(after > 0, torch.cat([v[1:], v[:1]]), 0.0)
-    advantages = _scan(r + gamma * next_v - v, after, gamma * lambd)
-    start = torch.zeros_like(rewards)
-    return Advantages(start.index_copy(0, valid, advantages), start.index_copy(0, valid, advantages + v))
+    r, v = (tokens.only_valid(each.detach().to(rewards.dtype)) for each in (rewards, values))
+    advantages = _scan(r - v + gamma * _next(v, tokens.valid), tokens.valid, gamma * lambd)
+    return Advantages(tokens.with_zeros(advantages), tokens.with_zeros(advantages + v))
 
 
-def _scan(values: Tensor, after: Tensor, decay: float) -> Tensor:
-    """x_t = values_t + decay * x_{t+1}, where `after` tells how many tokens of the same response follow t.
+_BLOCK: Final = 32
+"""Tokens that `_scan` sums before it looks at what follows them."""
 
-    By doubling: once x_t sums the next `reach` terms, adding decay**reach * x_{t+reach} doubles them.
+
+def _scan(values: Tensor, lengths: Tensor, decay: float) -> Tensor:
+    """x_t = values_t + decay * x_{t+1} along each response; responses of these lengths lie back to back.
+
+    Responses are cut into blocks. Doubling makes x within each: once x_t sums the next `reach` terms of its block,
+    adding decay**reach * x_{t+reach} doubles them. Then every block gets what follows it, which is the same scan over
+    the blocks' first x. So the work is linear in the tokens, however long the longest response is; and since a response
+    shares no block and no sum with another, its bits do not depend on what else is in the batch.
     """
-    x, reach, longest = values.clone(), 1, int(after.max()) if len(after) else 0
-    after = after.int()
-    while reach <= longest:
-        x[:-reach] += torch.where(after[:-reach] >= reach, x[reach:] * decay**reach, 0.0)
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest <= 1:
+        return values
+    blocks = (lengths + _BLOCK - 1) // _BLOCK
+    x, gaps = _cut(values, lengths, blocks)
+    added, reach = torch.empty_like(x), 1
+    while reach < min(_BLOCK, longest):
+        x[:, :-reach] += torch.mul(x[:, reach:], decay**reach, out=added[:, :-reach])
         reach *= 2
-    return x
+    if longest > _BLOCK:
+        following = _next(_scan(x[:, 0], blocks, decay**_BLOCK), blocks)
+        powers = x.new_tensor([decay**distance for distance in range(_BLOCK, 0, -1)])
+        x += torch.mul(following[:, None], powers, out=added)
+    slots = gaps.int().repeat_interleave(lengths, output_size=len(values))
+    slots += torch.arange(len(values), dtype=torch.int32, device=values.device)
+    return x.view(-1).index_select(0, slots)
+
+
+def _cut(values: Tensor, lengths: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Responses as rows of a block each, zeros after their ends; and how many zeros precede each response there."""
+    gaps = (blocks.cumsum(0) - blocks) * _BLOCK - (lengths.cumsum(0) - lengths)
+    starts = torch.arange(int(blocks.sum()), device=values.device) * _BLOCK - gaps.repeat_interleave(blocks)
+    rows = torch.nn.functional.pad(values, (0, _BLOCK)).unfold(0, _BLOCK, 1).index_select(0, starts)
+    # Only the last block of a response reaches beyond its end.
+    last, used = (blocks.cumsum(0) - 1)[blocks > 0], (lengths - (blocks - 1) * _BLOCK)[blocks > 0]
+    within = torch.arange(_BLOCK, device=values.device) < used[:, None]
+    rows[last] = torch.where(within, rows[last], 0.0)
+    return rows, gaps
+
+
+def _next(values: Tensor, lengths: Tensor) -> Tensor:
+    """The value after each in its own response, 0 after the last."""
+    after = torch.cat([values[1:], values[:1]])
+    after[(lengths.cumsum(0) - 1)[lengths > 0]] = 0.0
+    return after
 
 
 # --- over all samples or tokens of an optimizer batch, on all ranks ---------------------------------------------------

@@ -36,7 +36,7 @@ def loop_returns(r: list[float], mask: list[int], gamma: float) -> list[float]:
 @pytest.mark.parametrize(("gamma", "lambd"), list(itertools.product([0.0, 0.3, 0.99, 1.0], [0.0, 0.95, 1.0])))
 def test_scans_are_the_recursions(gamma: float, lambd: float) -> None:
     torch.manual_seed(7)
-    lengths = [5, 0, 1, 17, 64, 3, 130]
+    lengths = [5, 0, 1, 17, 64, 3, 130, 32, 33, 0, 31, 1100]
     mask = (torch.rand(sum(lengths)) < 0.7).int().tolist()
     tokens, r, v = masked(lengths, mask), torch.randn(sum(lengths)).double(), torch.randn(sum(lengths)).double()
     expected_gae, expected_returns = [], []
