@@ -1,4 +1,4 @@
-"""Plain torch versions, padded [samples, time] as most libraries have it: what relax_core is held against without peers."""
+"""Plain torch versions on padded [samples, time] tensors: what relax_core is held against where no peer is installed."""
 
 import torch
 from torch import Tensor

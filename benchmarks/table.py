@@ -22,7 +22,7 @@ def show(cases: Iterable[Case], rounds: int) -> None:
         print(
             f"{case.name:30}{case.peer:13}{other.median:9.2f}{own.median:10.2f}{time:8.2f}{goal(time, case.time):>7}"
             f"{other.memory:10.1f}{own.memory:11.1f}{memory:8.2f}{goal(memory, case.memory):>7}"
-            f"  {case.differ and 'differ: ' + case.differ or same}",
+            f"  {(case.differ and 'differ: ' + case.differ) or same}",
             flush=True,
         )
 

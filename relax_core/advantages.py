@@ -6,14 +6,14 @@ from typing import Final
 
 import attrs
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from relax_core.algorithm import AdvantageNormalization, Advantages
 from relax_core.batch import Tokens
 from relax_core.checks import checked
-from relax_core.collectives import Batches, Reduce, Segment, agree, cut, local, whole_batch
-from relax_core.numerics import FLOAT32_MAX, GDPO_EPS, accumulate, rounded
+from relax_core.collectives import Batches, Reduce, Segment, agree, cut, local
+from relax_core.numerics import FLOAT32_MAX, GDPO_EPS, accumulate, rounded, sum_by
 
 WHITEN_EPS: Final = 1e-8
 """Added to the variance when advantages are whitened (as THUDM/slime and verl do)."""
@@ -166,7 +166,7 @@ def whiten_samples(
     """
     found = _statistics(_score_share(scores, tokens, segment), scores, reduce)
     std = (found.squares / (found.count - 1)).sqrt()
-    return found.zero_where_equal(found.deviations / (std + eps)[found.of]).to(scores.dtype)
+    return found.zero_where_equal(found.deviations / found.spread(std + eps)).to(scores.dtype)
 
 
 def scale_by_signal(
@@ -177,9 +177,8 @@ def scale_by_signal(
     Two collectives. Raises as `whiten_samples` does.
     """
     own = _agreed(_score_share(scores, tokens, segment), scores, reduce)
-    totals = _sums([torch.ones_like(own.values), (own.values != 0).double()], own.batches, reduce)
-    alpha = totals[:, 0] / totals[:, 1].clamp(min=1)
-    return (own.values * alpha[own.batches.of_sample]).to(scores.dtype)
+    _, (count, signals) = _sums([], [torch.ones_like(own.values), own.values != 0], own.batches, reduce)
+    return (own.values * own.batches.spread(count / signals.clamp(min=1))).to(scores.dtype)
 
 
 def normalize(
@@ -227,29 +226,26 @@ def token_global(
 
 def _whiten(prepare: Callable[[], Tensor], tokens: Tokens, reduce: Reduce, shift_mean: bool = True) -> Tensor:
     found = _token_statistics(prepare, tokens, reduce)
-    scale = (found.squares / (found.count - 1) + WHITEN_EPS).rsqrt()[found.of]
+    scale = found.spread((found.squares / (found.count - 1) + WHITEN_EPS).rsqrt())
     values = found.zero_where_equal(found.deviations * scale) if shift_mean else found.values * scale
-    return _scatter(values, prepare(), tokens)
+    return tokens.with_zeros(values.to(prepare().dtype))
 
 
 def _token_global(prepare: Callable[[], Tensor], tokens: Tokens, reduce: Reduce) -> Tensor:
     found = _token_statistics(prepare, tokens, reduce)
     std = (found.squares / found.count).clamp(min=VARIANCE_FLOOR).sqrt()
-    return _scatter(found.zero_where_equal(found.deviations / std[found.of]), prepare(), tokens)
+    values = found.zero_where_equal(found.deviations / found.spread(std))
+    return tokens.with_zeros(values.to(prepare().dtype))
 
 
 def _token_statistics(prepare: Callable[[], Tensor], tokens: Tokens, reduce: Reduce) -> "_Statistics":
     def share() -> _Share:
         advantages = prepare()
         _expect_advantages(advantages, tokens)
-        values = advantages.detach()[tokens.mask].double()
-        return _Share(values, cut(len(values), whole_batch, values.device))
+        values = tokens.only_valid(advantages.detach()).double()
+        return _Share(values, Batches(values.new_zeros(len(values), dtype=torch.long), 1))
 
     return _statistics(share, tokens.mask, reduce)
-
-
-def _scatter(valid: Tensor, like: Tensor, tokens: Tokens) -> Tensor:
-    return torch.zeros_like(like).masked_scatter(tokens.mask, valid.to(like.dtype))
 
 
 @attrs.frozen(eq=False)
@@ -265,7 +261,7 @@ class _Statistics:
     """Of each batch on all ranks: how many values, and the sum of their squared deviations. The latter are local."""
 
     values: Float[Tensor, " n"]
-    of: Int[Tensor, " n"]
+    spread: Callable[[Tensor], Tensor]
     deviations: Float[Tensor, " n"]
     count: Float[Tensor, " batches"]
     squares: Float[Tensor, " batches"]
@@ -273,7 +269,7 @@ class _Statistics:
 
     def zero_where_equal(self, results: Tensor) -> Tensor:
         """Exact zeros for batches whose values a trainer cannot tell apart."""
-        return torch.where(self.equal[self.of], 0.0, results)
+        return torch.where(self.spread(self.equal), 0.0, results)
 
 
 def _score_share(scores: Tensor, tokens: Tokens, segment: Segment | None) -> Callable[[], _Share]:
@@ -295,22 +291,30 @@ def _statistics(share: Callable[[], _Share], like: Tensor, reduce: Reduce) -> _S
     batches, values = own.batches, own.values
     # The sum of equal float32 numbers is exact, and so is their mean: a batch collapses where nobody differs from it.
     seen = values.float().double()
-    totals = _sums([values, seen, torch.ones_like(values)], batches, reduce)
-    count = totals[:, 2]
+    (total, total_seen), (count,) = _sums([values, seen], [torch.ones_like(values)], batches, reduce)
     if (count == 0).any() and count.sum() > 0:
         raise ValueError(f"optimizer batch {int(count.argmin())} holds no sample on any rank")
-    mean, mean_seen = totals[:, 0] / count, totals[:, 1] / count
-    deviations = values - mean[batches.of_sample]
-    differs = (seen != mean_seen[batches.of_sample]).double()
-    squares, differing = _sums([deviations.square(), differs], batches, reduce).unbind(dim=1)
-    return _Statistics(values, batches.of_sample, deviations, count, squares, differing == 0)
+    deviations = values - batches.spread(total / count)
+    differs = seen != batches.spread(total_seen / count)
+    (squares,), (differing,) = _sums([deviations.square()], [differs], batches, reduce)
+    return _Statistics(values, batches.spread, deviations, count, squares, differing == 0)
 
 
-def _sums(columns: list[Tensor], batches: Batches, reduce: Reduce) -> Tensor:
-    """Exact sums of each column over each batch on all ranks, [batches, columns]. One collective."""
-    index = batches.of_sample[None, :] * len(columns) + torch.arange(len(columns), device=columns[0].device)[:, None]
-    sums = accumulate(torch.cat(columns), index.flatten(), batches.count * len(columns))
-    return rounded(reduce(sums, "sum")).view(batches.count, len(columns))
+def _sums(
+    numbers: list[Tensor], counts: list[Tensor], batches: Batches, reduce: Reduce
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Exact sums of each column over each batch on all ranks, [batches] each. One collective.
+
+    `counts` are columns of whole numbers, of which a plain sum is exact.
+    """
+    rows: list[Tensor] = []
+    for column in numbers:
+        known = rows and torch.equal(column, numbers[0])  # what came in as float32 is what a trainer sees
+        rows.append(rows[0] if known else accumulate(column, batches.of_sample, batches.count))
+    plain = [sum_by(column.double(), batches.of_sample, batches.count)[:, None] for column in counts]
+    sizes = [*(row.shape[1] for row in rows), len(plain)]
+    *exact, totals = reduce(torch.cat([*rows, *plain], dim=1), "sum").split_with_sizes(sizes, dim=1)
+    return tuple(rounded(row) for row in exact), totals.unbind(dim=1)
 
 
 @checked

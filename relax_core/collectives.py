@@ -88,6 +88,10 @@ class Batches:
     of_sample: Tensor
     count: int
 
+    def spread(self, per_batch: Tensor) -> Tensor:
+        """Each sample's batch's value; that of a single batch is left to broadcasting."""
+        return per_batch if self.count == 1 else per_batch[self.of_sample]
+
 
 def cut(samples: int, segment: Segment | None, device: torch.device) -> Batches:
     """Apply a segmentation to sample positions, so that any way of cutting is understood alike.

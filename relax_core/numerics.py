@@ -66,13 +66,23 @@ def from_digits(digits: Tensor, top: Tensor) -> Tensor:
 def accumulate(values: Float64[Tensor, " n"], index: Int[Tensor, " n"], count: int) -> Float64[Tensor, "count 64"]:
     """Exact sums of the values that share an index, as digits at all 64 places.
 
-    These rows may be added to other ranks' rows by a plain "sum" reduction, which is exact as well.
+    These rows may be added to other ranks' rows by a plain "sum" reduction, which is exact as well. One pass for each
+    place, from that of the largest value down to where no value has digits left: a handful, unless magnitudes are mixed.
     """
-    top = top_place(values)
-    position = index * len(_PLACES) + (_HIGHEST - top)
-    positions = position[:, None] + torch.arange(_WIDTH, device=values.device)
-    sums = values.new_zeros(count * len(_PLACES))
-    return sums.index_add(0, positions.flatten(), to_digits(values, top).flatten()).view(count, len(_PLACES))
+    sums, rest = values.new_zeros(count, len(_PLACES)), values.clone()
+    place, digits = int(top_place(values.abs().amax())) if len(values) else _LOWEST - 1, torch.empty_like(values)
+    while place >= _LOWEST and rest.any():
+        unit = 2.0 ** (_BITS * place)
+        torch.mul(rest, 1 / unit, out=digits).trunc_()
+        sums[:, _HIGHEST - place] = sum_by(digits, index, count)
+        rest.sub_(digits, alpha=unit)  # digits * unit has no rounding, so neither has this
+        place -= 1
+    return sums
+
+
+def sum_by(values: Float64[Tensor, " n"], index: Int[Tensor, " n"], count: int) -> Float64[Tensor, " count"]:
+    """Plain sums of the values that share an index: exact of integers below 2**53, in any order."""
+    return values.sum().view(1) if count == 1 else values.new_zeros(count).index_add(0, index, values)
 
 
 def rounded(sums: Float64[Tensor, "count 64"]) -> Float64[Tensor, " count"]:
