@@ -1,4 +1,4 @@
-"""Plain torch versions on padded [samples, time] tensors: what relax_core is held against where no peer is installed."""
+"""Plain torch versions on padded [samples, time] tensors, which relax_core is held against where no peer is."""
 
 import torch
 from torch import Tensor

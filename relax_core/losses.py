@@ -5,6 +5,7 @@ policy; log-ratios are clamped to [-20, 20] before `exp`. All return the metrics
 and `clipfrac`, 1 where clipping changes the loss.
 """
 
+import functools
 import math
 from typing import Final
 
@@ -63,16 +64,17 @@ def ppo_clip(
 def clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor | None, dual: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The clipped loss of log-ratios, whatever level they are of, and 1 where the clipped branch is the larger."""
-    ratio = ratio_of(log_ratio)
-    plain = -ratio * advantages
-    # Numbers or tensors: clamp takes both, its annotations do not say so of a union.
-    inside = ratio.clamp(1 - low, 1 + (low if high is None else high))  # type: ignore[arg-type]
-    clipped = -inside * advantages
-    loss = torch.maximum(plain, clipped)
-    if dual is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -dual * advantages), loss)
-    return loss, (clipped > plain).to(loss.dtype)
+    """The clipped loss of log-ratios, whatever level they are of, and 1 where the clipped branch is the larger.
+
+    Only the bound that the sign of A looks towards can make the clipped branch the larger, so that one clamp does what
+    the maximum of two branches says, and the minimum of the dual clip: half the temporaries, forwards and backwards.
+    """
+    ratio, negative = ratio_of(log_ratio), advantages < 0
+    bound = functools.partial(torch.as_tensor, dtype=ratio.dtype, device=ratio.device)
+    least = torch.where(negative, bound(1 - low), -math.inf)
+    most = torch.where(negative, math.inf if dual is None else dual, bound(1 + (low if high is None else high)))
+    clipped = (ratio < least) | ((ratio > most) & (advantages > 0))
+    return -ratio.clamp(least, most) * advantages, clipped.to(ratio.dtype)
 
 
 @checked
@@ -207,11 +209,17 @@ def covariance(log_probs: Tensor, advantages: Tensor, tokens: Tokens) -> Tensor:
 
 
 def largest(scores: Tensor, candidates: Tensor, share: float, tokens: Tokens) -> Tensor:
-    """True for the candidates of the largest scores: that share of the tokens that count, at least one candidate."""
-    quota = (tokens.mask.sum() * share).floor().clamp(min=1)
-    order = torch.where(candidates, scores, -math.inf).argsort(descending=True, stable=True)
-    rank = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
-    return candidates & (rank < quota)
+    """True for the candidates of the largest scores: that share of the tokens that count, at least one candidate.
+
+    Among equal scores the first are taken.
+    """
+    if not len(scores):
+        return candidates
+    quota = max(1, math.floor(tokens.mask.sum() * share))
+    scores = torch.where(candidates, scores, -math.inf)
+    last = scores.topk(quota, sorted=False).values.amin()
+    above, at = scores > last, scores == last
+    return candidates & (above | (at & (at.cumsum(0) <= quota - above.sum())))
 
 
 @checked

@@ -67,7 +67,7 @@ def accumulate(values: Float64[Tensor, " n"], index: Int[Tensor, " n"], count: i
     """Exact sums of the values that share an index, as digits at all 64 places.
 
     These rows may be added to other ranks' rows by a plain "sum" reduction, which is exact as well. One pass for each
-    place, from that of the largest value down to where no value has digits left: a handful, unless magnitudes are mixed.
+    place from that of the largest value down to where no digits are left: a handful, unless magnitudes are mixed.
     """
     sums, rest = values.new_zeros(count, len(_PLACES)), values.clone()
     place, digits = int(top_place(values.abs().amax())) if len(values) else _LOWEST - 1, torch.empty_like(values)

@@ -8,6 +8,7 @@ weight and no vote: it does not count among the samples of a mean.
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from relax_core.batch import Tokens
 from relax_core.checks import checked
@@ -47,4 +48,25 @@ def _total(flags: Tensor, reduce: Reduce) -> Tensor:
 @checked
 def weighted_sum(loss: Float[Tensor, " tokens"], weights: Float[Tensor, " tokens"]) -> Float[Tensor, ""]:
     """sum(weight * loss) over tokens whose weight is not 0; what the others hold does not matter, NaN included."""
-    return (torch.where(weights != 0, loss, 0.0) * weights).sum().to(loss.dtype)
+    result: Tensor = _WeightedSum.apply(loss, weights)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _WeightedSum(torch.autograd.Function):
+    """Keeps nothing but the weights, which are the derivative: autograd's own would keep and make four more tensors."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(loss: Tensor, weights: Tensor) -> Tensor:
+        wide = torch.promote_types(loss.dtype, weights.dtype)
+        return torch.dot(torch.where(weights != 0, loss, 0.0).to(wide), weights.to(wide)).to(loss.dtype)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return (weights * gradient).to(gradient.dtype), None
