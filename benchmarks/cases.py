@@ -82,17 +82,19 @@ def own_loss(name: str, batch: Batch) -> Callable[[Tensor], Tensor]:
     options = {"eps_clip_c": 3.0} if name == "ppo_clip" else {}
     run = pipeline(algorithm, algorithm.hyperparameters(**options))
 
+    weights = reducers.token_mean(batch.tokens)  # made once a step, as verl's number of tokens is
+
     def loss(new: Tensor) -> Tensor:
-        weights = reducers.token_mean(batch.tokens)
         return run.loss(new, batch.old, batch.rewards, batch.tokens, weights)[0]
 
     return loss
 
 
 def own_value_loss(batch: Batch) -> Callable[[Tensor], Tensor]:
+    weights = reducers.token_mean(batch.tokens)
+
     def loss(new: Tensor) -> Tensor:
         result = value_loss(new, batch.old, batch.rewards, batch.tokens, value_clip=0.2)
-        weights = reducers.token_mean(batch.tokens)
         for metric in result.metrics.values():
             reducers.weighted_sum(metric, weights)
         return reducers.weighted_sum(result.loss, weights)
@@ -198,7 +200,7 @@ def loss_cases(batch: Batch, verl: peers.Verl | None) -> Iterator[Case]:
         "sapo": "always a mean over samples",
     }
     for name in peers.LOSSES if verl else ():
-        yield case(name, own_loss(name, batch), verl.loss(name), differ.get(name, ""))
+        yield case(name, own_loss(name, batch), verl.loss(name, tokens.num_tokens), differ.get(name, ""))
     if verl is None:
         yield case("ppo_clip", own_loss("ppo_clip", batch), plain.ppo_clip)
     yield case("value", own_value_loss(batch), (verl or plain).value_loss)

@@ -1,5 +1,6 @@
 """The functions of verl and TRL in the forms that `cases` calls them by, where they are installed."""
 
+import copy
 import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping
@@ -74,10 +75,11 @@ class Verl:
     def whiten(self, values: Tensor, mask: Tensor) -> Tensor:
         return self.functional.masked_whiten(values, mask)
 
-    def loss(self, name: str) -> Loss:
-        function = self.algos.get_policy_loss_fn(LOSSES[name])
+    def loss(self, name: str, tokens: int) -> Loss:
+        function, config = self.algos.get_policy_loss_fn(LOSSES[name]), copy.copy(self.actor)
+        config.global_batch_info["batch_num_tokens"] = tokens
         return lambda new, old, advantages, mask: function(
-            old, new, advantages, mask, loss_agg_mode="token-mean", config=self.actor
+            old, new, advantages, mask, loss_agg_mode="token-mean", config=config
         )[0]
 
     def value_loss(self, values: Tensor, old: Tensor, returns: Tensor, mask: Tensor) -> Tensor:

@@ -87,18 +87,23 @@ class Tokens:
         return counted[ends[self.sample_of] - 1] - counted
 
     @cached_property
-    def _all_valid(self) -> bool:
+    def all_valid(self) -> bool:
+        """Does every token count?"""
         return bool(self.mask.all())
 
     def only_valid(self, values: Shaped[Tensor, " tokens"]) -> Shaped[Tensor, " valid"]:
         """The values of tokens that count, back to back; `valid` tells how many each response has."""
-        return values if self._all_valid else values.masked_select(self.mask)
+        return values if self.all_valid else values.masked_select(self.mask)
 
     def with_zeros(self, values: Shaped[Tensor, " valid"]) -> Shaped[Tensor, " tokens"]:
         """The inverse of `only_valid`: tokens that do not count get 0."""
-        if self._all_valid:
+        if self.all_valid:
             return values
         return values.new_zeros(self.num_tokens).masked_scatter(self.mask, values)
+
+    def per_token(self, values: Shaped[Tensor, " samples"]) -> Shaped[Tensor, " tokens"]:
+        """Each token's sample's value; gradients of a sample's tokens add up."""
+        return values.index_select(0, self.sample_of)
 
     def sample_mean(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " samples"]:
         """The mean of each response's values over its tokens that count, summed in float64; 0 where none does.

@@ -83,7 +83,7 @@ def off_policy_masking(
     the denominator still counts what is dropped.
     """
     lp, old, adv = select(tokens, log_probs.detach(), old_log_probs.detach(), advantages.detach())
-    drifted = (tokens.sample_mean(old - lp) > delta)[tokens.sample_of]
+    drifted = tokens.per_token(tokens.sample_mean(old - lp) > delta)
     dropped = drifted & (adv < 0)
     return _wrapped(loss, torch.where(dropped, 0.0, loss.loss), opsm_clipfrac=dropped)
 

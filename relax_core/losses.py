@@ -28,12 +28,20 @@ def select(tokens: Tokens, *values: Tensor) -> tuple[Tensor, ...]:
     """The values of tokens that count, else 0, in float32 at least. What is left out has a gradient of exactly 0."""
     tokens.expect_tokens(values[0])
     wide = torch.promote_types(values[0].dtype, torch.float32)
+    # A trace must not depend on what a mask holds.
+    if not torch.compiler.is_compiling() and tokens.all_valid:
+        return tuple(value.to(wide) for value in values)
     return tuple(torch.where(tokens.mask, value.to(wide), 0.0) for value in values)
 
 
 def ratio_of(log_ratio: Tensor) -> Tensor:
     """exp(log_ratio), clamped first so that it is finite and so is its gradient."""
     return log_ratio.clamp(-EXPONENT_BOUND, EXPONENT_BOUND).exp()
+
+
+def nothing(like: Tensor) -> Tensor:
+    """The `clipfrac` of a loss that does not clip: zeros that take no memory."""
+    return like.new_zeros(()).expand_as(like)
 
 
 def token_loss(loss: Tensor, like: Tensor, **metrics: Tensor) -> TokenLoss:
@@ -61,20 +69,26 @@ def ppo_clip(
     return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=clipped)
 
 
+def clip_by_sign(
+    values: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor, far: float = math.inf
+) -> tuple[Tensor, Tensor]:
+    """Values within [low, far] where A < 0 and up to `high` elsewhere; and True where `low` or `high` changes the loss.
+
+    Of the two bounds of a clip range, only the one that the sign of A looks towards can change a pessimistic loss: one
+    clamp gives what the maximum of two branches does, with half the temporaries, forwards and backwards.
+    """
+    bound, negative = functools.partial(torch.as_tensor, dtype=values.dtype, device=values.device), advantages < 0
+    least, most = torch.where(negative, bound(low), -math.inf), torch.where(negative, far, bound(high))
+    return values.clamp(least, most), (values < least) | ((values > most) & (advantages > 0))
+
+
 def clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor | None, dual: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The clipped loss of log-ratios, whatever level they are of, and 1 where the clipped branch is the larger.
-
-    Only the bound that the sign of A looks towards can make the clipped branch the larger, so that one clamp does what
-    the maximum of two branches says, and the minimum of the dual clip: half the temporaries, forwards and backwards.
-    """
-    ratio, negative = ratio_of(log_ratio), advantages < 0
-    bound = functools.partial(torch.as_tensor, dtype=ratio.dtype, device=ratio.device)
-    least = torch.where(negative, bound(1 - low), -math.inf)
-    most = torch.where(negative, math.inf if dual is None else dual, bound(1 + (low if high is None else high)))
-    clipped = (ratio < least) | ((ratio > most) & (advantages > 0))
-    return -ratio.clamp(least, most) * advantages, clipped.to(ratio.dtype)
+    """The clipped loss of log-ratios, whatever level they are of, and 1 where the clipped branch is the larger."""
+    above = 1 + (low if high is None else high)
+    inside, clipped = clip_by_sign(ratio_of(log_ratio), advantages, 1 - low, above, math.inf if dual is None else dual)
+    return -inside * advantages, clipped.to(inside.dtype)
 
 
 @checked
@@ -95,7 +109,7 @@ def gspo(
     gradient is its own: the ratio is stop(response's) * pi / stop(pi). GSPO-token, Eq. 14.
     """
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
-    log_ratio = tokens.sample_mean(lp - old)[tokens.sample_of]
+    log_ratio = tokens.per_token(tokens.sample_mean(lp - old))
     if token_gradient:
         log_ratio = log_ratio.detach() + lp - lp.detach()
     loss, clipped = clipped_surrogate(log_ratio, adv, eps_clip, eps_clip_high, eps_clip_c)
@@ -116,8 +130,8 @@ def sapo(
     """-(4 / tau) sigmoid(tau (ratio - 1)) A, tau by the sign of A: a soft gate for the clip. SAPO, arXiv 2511.20347."""
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
     tau = torch.full_like(adv, tau_neg).masked_fill(adv > 0, tau_pos)
-    loss = -4 / tau * torch.sigmoid(tau * (ratio_of(lp - old) - 1)) * adv
-    return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=torch.zeros_like(lp))
+    loss = (-4 * adv / tau) * torch.sigmoid(tau * (ratio_of(lp - old) - 1))
+    return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=nothing(lp))
 
 
 @checked
@@ -135,10 +149,11 @@ def cispo(
     c = min(ratio, 1 + eps_clip_high) where A >= 0, else max(ratio, 1 - eps_clip).
     """
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
-    ratio = ratio_of(lp - old).detach()
+    log_ratio = (lp - old).detach()
+    ratio = ratio_of(log_ratio)
     high = 1 + (eps_clip if eps_clip_high is None else eps_clip_high)
     weight = torch.where(adv >= 0, ratio.clamp(max=high), ratio.clamp(min=1 - eps_clip))
-    return token_loss(-weight * adv * lp, log_probs, ppo_kl=old - lp, clipfrac=(weight != ratio).to(lp.dtype))
+    return token_loss(-weight * adv * lp, log_probs, ppo_kl=-log_ratio, clipfrac=(weight != ratio).to(lp.dtype))
 
 
 @checked
@@ -150,7 +165,7 @@ def reinforce(
 ) -> TokenLoss:
     """-A log_probs (Williams, 1992). Right on samples of the current policy only: no ratio corrects for another."""
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
-    return token_loss(-adv * lp, log_probs, ppo_kl=old - lp, clipfrac=torch.zeros_like(lp))
+    return token_loss(-adv * lp, log_probs, ppo_kl=old - lp, clipfrac=nothing(lp))
 
 
 @checked

@@ -17,7 +17,7 @@ from relax_core.algorithms import stages
 from relax_core.batch import Tokens
 from relax_core.checks import checked
 from relax_core.hyperparameters import ClipRange, GroupScale
-from relax_core.losses import ratio_of, select, token_loss
+from relax_core.losses import clip_by_sign, ratio_of, select, token_loss
 
 
 @attrs.frozen(kw_only=True)
@@ -40,11 +40,10 @@ def policy_loss(
     """
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
     high = hyperparameters.eps_clip if hyperparameters.eps_clip_high is None else hyperparameters.eps_clip_high
-    sign, log_ratio = adv.sign(), lp - old
-    clipped = sign * log_ratio.clamp(-hyperparameters.eps_clip, high)
-    smaller = sign * torch.minimum(sign * log_ratio, clipped)
-    loss = -adv * ratio_of(tokens.sample_mean(smaller))[tokens.sample_of]
-    return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=(clipped < sign * log_ratio).to(lp.dtype))
+    inside, clipped = clip_by_sign(lp - old, adv, -hyperparameters.eps_clip, high)
+    mean = tokens.sample_mean(torch.where(adv == 0, 0.0, inside))
+    loss = -adv * tokens.per_token(ratio_of(mean))
+    return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=clipped.to(lp.dtype))
 
 
 GMPO = Algorithm[Hyperparameters](
