@@ -91,17 +91,29 @@ def contributions(
     """
     _, ids, counts = numbered(groups)
     scores = group_scores(algorithm, hyperparameters, readable(algorithm, components, weights), groups)
-    if algorithm.traits.reads_components:
-        means = (_group_sums(components, ids, counts) / counts[:, None])[ids]
-        own = torch.eye(components.shape[1], dtype=torch.bool, device=components.device)
-        alone = [torch.where(column, components, means) for column in own]
-        parts = torch.stack([group_scores(algorithm, hyperparameters, rewards, groups) for rewards in alone], dim=1)
-    else:
-        parts = components * weights
+    parts = _parts(algorithm, hyperparameters, components, groups, weights, scores)
     deviations = _centred(scores[:, None], ids, counts)
     work = _group_sums(_centred(parts, ids, counts) * deviations, ids, counts)
     energy, total = _group_sums(deviations.square(), ids, counts), work.sum(dim=1, keepdim=True)
     return torch.where(total > 0, work * (energy / torch.where(total > 0, total, 1.0)), 0.0)
+
+
+def _parts(
+    algorithm: Algorithm[H], hyperparameters: H, components: Tensor, groups: Tensor, weights: Tensor, scores: Tensor
+) -> Tensor:
+    """See `contributions`."""
+    if not algorithm.traits.reads_components:
+        return components * weights
+    _, ids, counts = numbered(groups)
+    several = (counts > 1)[ids]
+    parts = torch.zeros_like(components)
+    parts[several] = standardized(components[several], groups[several]) * weights
+    if torch.equal(combined(parts, torch.ones_like(weights)), scores):
+        return parts  # decoupled scores: their parts are known, without one run of the stage for each
+    means = (_group_sums(components, ids, counts) / counts[:, None])[ids]
+    own = torch.eye(components.shape[1], dtype=torch.bool, device=components.device)
+    alone = [group_scores(algorithm, hyperparameters, torch.where(column, components, means), groups) for column in own]
+    return torch.stack(alone, dim=1)
 
 
 def _group_sums(values: Tensor, ids: Tensor, counts: Tensor) -> Tensor:

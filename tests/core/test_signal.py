@@ -199,6 +199,14 @@ def test_contributions_to_decoupled_scores_are_their_shares() -> None:
     assert found[0].tolist() == pytest.approx([0.5, -0.25, 0.0], abs=1e-3)
 
 
+def test_contributions_to_scores_of_another_kind() -> None:
+    """ReMax, rewards 0, 1, 3 less 0, 1, 1: d = (-2, -2, 4) / 3; parts (-4, -1, 5) / 3 and (2, -1, -1) / 3."""
+    remax = rc.get_algorithm("remax")
+    zeros = torch.zeros(3, dtype=torch.long)
+    found = signal.contributions(remax, remax.hyperparameters(), f64([[0, 0], [1, 1], [3, 1]]), zeros, ONES)
+    torch.testing.assert_close(found, f64([[30 / 9, -6 / 9]]), rtol=1e-6, atol=0)
+
+
 def test_no_signal_no_contribution() -> None:
     zeros = torch.zeros(2, dtype=torch.long)
     for algorithm in (GRPO, GDPO):
