@@ -3,7 +3,7 @@
 Both work chunk by chunk, keep one number a token for the backward pass and recompute the rest there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -65,37 +65,51 @@ def _expect_positive(temperature: float, chunk: int) -> None:
         raise ValueError(f"temperature and chunk must be positive, got {temperature} and {chunk}")
 
 
-def _chunks(tokens: int, vocabulary: int, chunk: int) -> Iterator[slice]:
-    step = max(1, chunk // max(1, vocabulary))
-    return (slice(start, min(start + step, tokens)) for start in range(0, tokens, step))
+def _chunks(logits: Sequence[int], chunk: int, like: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Rows of [tokens, vocabulary], and two buffers for them, float32 at least.
+
+    The same memory serves all chunks: to touch fresh pages takes longer than the arithmetic on them.
+    """
+    tokens, words = logits
+    step = max(1, min(tokens, chunk // max(1, words)))
+    first, second = (like.new_empty(step, words, dtype=_wide(like)) for _ in range(2))
+    for start in range(0, tokens, step):
+        stop = min(start + step, tokens)
+        yield slice(start, stop), first[: stop - start], second[: stop - start]
 
 
 def _wide(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
-def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs at the targets, entropy and log-normalizer of rows of logits, which are used up."""
-    bottom, top = logits.aminmax(dim=-1, keepdim=True)
+def _statistics(logits: Tensor, scratch: Tensor, targets: Tensor) -> Tensor:
+    """[3, rows]: log-probs at the targets, entropy and log-normalizer of rows of logits. Both buffers are used up."""
+    top = logits.amax(dim=-1, keepdim=True)
     shifted = logits.sub_(top)
     chosen = shifted.gather(-1, targets[:, None])[:, 0]
-    if bottom.isinf().any():
-        shifted.clamp_(min=_LEAST)
-    mass = shifted.exp()
-    total = mass.sum(dim=-1)
-    entropy = total.log() - torch.linalg.vecdot(mass, shifted) / total
-    return chosen - total.log(), entropy, top[:, 0] + total.log()
+    total = torch.exp(shifted, out=scratch).sum(dim=-1)
+    expected = scratch.mul_(shifted).sum(dim=-1)
+    if expected.isnan().any():  # 0 times -inf: a word that cannot be sampled
+        expected = torch.exp(shifted.clamp_(min=_LEAST), out=scratch).mul_(shifted).sum(dim=-1)
+    log_total = total.log()
+    return torch.stack([chosen - log_total, log_total - expected / total, top[:, 0] + log_total])
 
 
 def _logits_gradient(
-    logits: Tensor, targets: Tensor, normalizer: Tensor, entropy: Tensor, grad_log_probs: Tensor, grad_entropy: Tensor
+    logits: Tensor,
+    scratch: Tensor,
+    targets: Tensor,
+    normalizer: Tensor,
+    entropy: Tensor,
+    grad_log_probs: Tensor,
+    grad_entropy: Tensor,
 ) -> Tensor:
-    """d/d logits of grad_log_probs * log_prob + grad_entropy * entropy, for rows of logits, which are used up.
+    """d/d logits of grad_log_probs * log_prob + grad_entropy * entropy, in `scratch`. Both buffers are used up.
 
     grad log_prob = [target] - p; grad entropy = -p (log p + entropy).
     """
     log_p = logits.sub_(normalizer[:, None])
-    p = log_p.exp()
+    p = torch.exp(log_p, out=scratch)
     if grad_entropy.any():
         slope, rest = -grad_entropy[:, None], -(grad_log_probs + grad_entropy * entropy)[:, None]
         p.mul_(log_p.clamp_(min=_LEAST).mul_(slope).add_(rest))
@@ -109,15 +123,22 @@ def _scaled(logits: Tensor, temperature: float) -> Tensor:
     return logits if temperature == 1 else logits.div_(temperature)
 
 
+def _product(hidden: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """hidden @ weight.T, in its own precision, in `out`."""
+    if hidden.dtype == weight.dtype == out.dtype:
+        return torch.mm(hidden, weight.T, out=out)
+    return out.copy_(hidden @ weight.T)
+
+
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx, logits: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         out = logits.new_empty(3, len(targets), dtype=_wide(logits))
-        for rows in _chunks(len(logits), logits.shape[1], chunk):
-            scaled = _scaled(logits[rows].to(out.dtype, copy=True), temperature)
-            out[:, rows] = torch.stack(_statistics(scaled, targets[rows]))
+        for rows, buffer, scratch in _chunks(logits.shape, chunk, logits):
+            scaled = _scaled(buffer.copy_(logits[rows]), temperature)
+            out[:, rows] = _statistics(scaled, scratch, targets[rows])
         log_probs, entropy, normalizer = out
         ctx.save_for_backward(logits, targets, normalizer, entropy)
         ctx.temperature, ctx.chunk = temperature, chunk  # type: ignore[attr-defined]
@@ -128,10 +149,12 @@ class _FromLogits(torch.autograd.Function):
         logits, targets, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature, chunk = ctx.temperature, ctx.chunk  # type: ignore[attr-defined]
         gradient = torch.empty_like(logits)
-        for rows in _chunks(len(logits), logits.shape[1], chunk):
-            scaled = _scaled(logits[rows].to(normalizer.dtype, copy=True), temperature)
-            rest = (targets, normalizer, entropy, grad_log_probs, grad_entropy)
-            gradient[rows] = _scaled(_logits_gradient(scaled, *(values[rows] for values in rest)), temperature)
+        per_token = targets, normalizer, entropy, grad_log_probs, grad_entropy
+        for rows, buffer, scratch in _chunks(logits.shape, chunk, logits):
+            scaled = _scaled(buffer.copy_(logits[rows]), temperature)
+            gradient[rows] = _scaled(
+                _logits_gradient(scaled, scratch, *(values[rows] for values in per_token)), temperature
+            )
         return gradient, None, None, None
 
 
@@ -141,9 +164,9 @@ class _FromHidden(torch.autograd.Function):
         ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         out = hidden.new_empty(3, len(targets), dtype=_wide(hidden))
-        for rows in _chunks(len(hidden), len(weight), chunk):
-            logits = _scaled((hidden[rows] @ weight.T).to(out.dtype), temperature)
-            out[:, rows] = torch.stack(_statistics(logits, targets[rows]))
+        for rows, buffer, scratch in _chunks((len(hidden), len(weight)), chunk, hidden):
+            logits = _scaled(_product(hidden[rows], weight, buffer), temperature)
+            out[:, rows] = _statistics(logits, scratch, targets[rows])
         log_probs, entropy, normalizer = out
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
         ctx.temperature, ctx.chunk = temperature, chunk  # type: ignore[attr-defined]
@@ -153,12 +176,14 @@ class _FromHidden(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature, chunk = ctx.temperature, ctx.chunk  # type: ignore[attr-defined]
+        learns = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=normalizer.dtype)
-        for rows in _chunks(len(hidden), len(weight), chunk):
-            logits = _scaled((hidden[rows] @ weight.T).to(normalizer.dtype), temperature)
-            rest = (targets, normalizer, entropy, grad_log_probs, grad_entropy)
-            gradient = _scaled(_logits_gradient(logits, *(values[rows] for values in rest)), temperature)
+        grad_weight = torch.zeros_like(weight, dtype=normalizer.dtype) if learns else None
+        per_token = targets, normalizer, entropy, grad_log_probs, grad_entropy
+        for rows, buffer, scratch in _chunks((len(hidden), len(weight)), chunk, hidden):
+            logits = _scaled(_product(hidden[rows], weight, buffer), temperature)
+            gradient = _scaled(_logits_gradient(logits, scratch, *(values[rows] for values in per_token)), temperature)
             grad_hidden[rows] = gradient.to(hidden.dtype) @ weight
-            grad_weight.addmm_(gradient.T, hidden[rows].to(gradient.dtype))
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+            if grad_weight is not None:
+                grad_weight.addmm_(gradient.T, hidden[rows].to(gradient.dtype))
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
