@@ -19,7 +19,7 @@ train: $(VENV)/.installed-train
 	@$(BIN)/relax train $(ARGS)
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical $(ARGS)
 	@echo "All tests passed. Next: make train"
 
 lint: $(VENV)/.installed-dev

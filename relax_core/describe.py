@@ -16,7 +16,16 @@ OUTLIER_REACH: Final = 5.0
 
 @attrs.frozen
 class Summary:
-    """Of `count` numbers, in their own unit; `std` is unbiased, 0 for one number. All NaN for none."""
+    """Of some numbers, in their own unit. All NaN for none.
+
+    Attributes:
+        count: how many they are.
+        mean: their mean.
+        std: their unbiased standard deviation, 0 for one number.
+        low: the least.
+        median: the lower of the two in the middle.
+        high: the largest.
+    """
 
     count: int
     mean: float

@@ -48,6 +48,7 @@ class Pipeline(Generic[H]):
         segment: which samples belong to which optimizer batch.
         reduce: how tensors add up over ranks.
         normalize_advantages: whether stage 2 ends with a normalization over all tokens.
+        reducer: what weighs the tokens; None: the record's own.
     """
 
     algorithm: Algorithm[H]
