@@ -240,8 +240,9 @@ class Algorithm(Generic[H]):
     def __attrs_post_init__(self) -> None:
         if not attrs.has(self.hyperparameters):
             raise ValueError(f"{self.name}: hyperparameters must be an attrs class, got {self.hyperparameters!r}")
-        if self.value_loss is not None and not self.traits.needs_critic:
-            raise ValueError(f"{self.name}: value_loss is given, but trait needs_critic is False")
+        if self.traits.needs_critic != (self.value_loss is not None):
+            given, needs = "given" if self.value_loss else "missing", self.traits.needs_critic
+            raise ValueError(f"{self.name}: value_loss is {given}, but trait needs_critic is {needs}")
         stages = ("normalize_rewards", "estimate_advantages", "policy_loss", "reducer")
         for stage in (*stages, *(["value_loss"] if self.value_loss else [])):
             if not _importable(getattr(self, stage)):

@@ -7,7 +7,7 @@ import pytest
 
 from relax.config import options
 from relax_core import ALGORITHMS, Algorithm, Traits
-from relax_core.algorithms import stages
+from relax_core.algorithms import ppo, stages
 from relax_core.hyperparameters import Clip, KlInReward, hyperparameter
 
 Register = Callable[..., Algorithm[object]]
@@ -31,6 +31,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
             normalize_rewards=stages.group_mean_std,
             estimate_advantages=stages.broadcast,
             policy_loss=stages.ppo_clip,
+            value_loss=ppo.value_loss if traits.get("needs_critic") else None,
             traits=Traits(**traits),
         )
         monkeypatch.setitem(ALGORITHMS, name, algorithm)

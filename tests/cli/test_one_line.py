@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import relax
+from tests.runtime.conftest import SHAPE
 
 ROOT = Path(relax.__file__).parent.parent
 
@@ -19,7 +20,8 @@ FILE = '''
 
 import attrs
 
-from relax_core.algorithm import Algorithm, Traits
+from relax_core import losses
+from relax_core.algorithm import Advantages, Algorithm, Traits
 from relax_core.algorithms import gdpo, stages
 from relax_core.hyperparameters import between, hyperparameter
 
@@ -31,12 +33,24 @@ class Hyperparameters(gdpo.Hyperparameters):
     zigzag_depth: float = hyperparameter(3.0, "How deep it goes.", check=between(1.0, 5.0))
 
 
+def estimate_advantages(hyperparameters, scores, tokens, *, values=None, **others):
+    """The scores less what the critic expected."""
+    spread = stages.broadcast(hyperparameters, scores, tokens, **others)
+    return Advantages(spread.advantages - values.to(spread.advantages.dtype), spread.returns)
+
+
+def value_loss(hyperparameters, values, old_values, returns, tokens):
+    """As PPO's."""
+    return losses.value_loss(values, old_values, returns, tokens, value_clip=hyperparameters.zigzag_depth)
+
+
 ZIGZAG = Algorithm(
     name="zigzag",
     hyperparameters=Hyperparameters,
     normalize_rewards=gdpo.normalize_rewards,
-    estimate_advantages=stages.broadcast,
+    estimate_advantages=estimate_advantages,
     policy_loss=stages.ppo_clip,
+    value_loss=value_loss,
     traits=Traits(reads_components=True, needs_critic=True, min_group_size=5),
 )
 '''
@@ -68,7 +82,7 @@ json.dump(told, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("copy")
     for package in ("relax", "relax_core"):
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -77,11 +91,21 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     lines = registry.read_text().replace('    "grpo": GRPO,\n', '    "grpo": GRPO,\n    "zigzag": ZIGZAG,\n')
     importing = "from relax_core.algorithms.grpo import GRPO\n"
     registry.write_text(lines.replace(importing, importing + "from relax_core.algorithms.zigzag import ZIGZAG\n"))
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=root, env=environment, capture_output=True, text=True, check=True
-    )
-    found: dict[str, str] = json.loads(done.stdout)
+    return root
+
+
+def python(root: Path, *words: object) -> str:
+    """What Python prints in the copy."""
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def told(copy: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads(python(copy, "-c", SCRIPT))
     return found
 
 
@@ -102,3 +126,22 @@ def test_it_is_checked(told: dict[str, str]) -> None:
 def test_it_gets_its_roles(told: dict[str, str]) -> None:
     assert told["roles"] == ["actor", "critic", "rollout"]
     assert told["async_roles"] == ["actor", "critic", "rollout", "advantages", "reference", "actor_fwd"]
+
+
+def test_it_trains_with_its_critic(copy: Path) -> None:
+    sizes = ("--rollout-batch-size", 4, "--n-samples-per-prompt", 5, "--rollout-max-response-len", 6)
+    brief = ("--warm-start-steps", 0, "--num-rollout", 2, "--eval-interval", 0, "--eval-samples", 4)
+    python(copy, "-m", "relax.cli", "train", "--advantage-estimator", "zigzag", *SHAPE, *sizes, *brief,
+           "--dynamic-sampling-filter-path", "none", "--output", "run")  # fmt: skip
+    first, second = map(json.loads, (copy / "run" / "metrics.jsonl").read_text().splitlines())
+    assert first["samples/trained"] == second["samples/trained"] == 20
+    assert first.keys() >= {"value_loss", "value_grad_norm", "clipfrac"}
+
+
+def test_it_is_compared_and_documented(copy: Path) -> None:
+    rows = [{"group_id": i // 5, "rewards": {"a": i % 2, "b": i % 3}} for i in range(20)]
+    (copy / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "zigzag" in python(copy, "-m", "relax.cli", "inspect", "rollouts.jsonl", "--compare", "grpo,zigzag")
+    python(copy, "-m", "relax.documentation", "pages")
+    assert "--zigzag-depth" in (copy / "pages" / "algorithms" / "zigzag.md").read_text()
+    assert "zigzag" in (copy / "pages" / "algorithms" / "index.md").read_text()

@@ -208,8 +208,10 @@ def test_reducers_of_algorithms() -> None:
         torch.testing.assert_close(weights, f64(expected.get(name, [1 / 2] + [1 / 6] * 3)))
 
 
-def test_a_value_loss_wants_a_critic() -> None:
+def test_a_value_loss_wants_a_critic_and_a_critic_its_loss() -> None:
     ppo = rc.get_algorithm("ppo")
     with pytest.raises(ValueError, match="value_loss is given, but trait needs_critic is False"):
         attrs.evolve(ppo, traits=rc.Traits())
+    with pytest.raises(ValueError, match="value_loss is missing, but trait needs_critic is True"):
+        attrs.evolve(ppo, value_loss=None)
     assert [name for name, algorithm in rc.ALGORITHMS.items() if algorithm.value_loss is not None] == ["ppo"]

@@ -275,3 +275,10 @@ def test_public_names() -> None:
     for name in rc.__all__:
         assert hasattr(rc, name)
     assert rewards.group_ids is rc.rewards.group_ids
+
+
+def test_only_one_kl_term_can_be_required_and_only_one_that_is_allowed_has_an_estimator() -> None:
+    with pytest.raises(ValueError, match="reward_kl and kl_loss are both 'required'"):
+        rc.Traits(reward_kl="required", kl_loss="required")
+    with pytest.raises(ValueError, match="kl_estimator is 'k2', but every KL term is 'forbidden'"):
+        rc.Traits(reward_kl="forbidden", kl_loss="forbidden", kl_estimator="k2")
