@@ -24,7 +24,7 @@ from relax_core.rewards import component_matrix
 
 CACHED: Final = 4096
 """Group ids whose digest is remembered."""
-CHUNK: Final = 65_536
+CHUNK: Final = 16_384
 """Rows that are looked at together, and the group that they end in."""
 
 Floats = NDArray[np.float64]
