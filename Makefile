@@ -1,17 +1,19 @@
 # `make train` and `make test` do all of their own set-up; a second call reuses it.
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench docs clean
+.PHONY: help train test lint bench bench-peers docs clean
 
 help:
 	@echo "make train          train the default recipe: a small model learns to add (ARGS=\"--seed 1\" passes flags on)"
 	@echo "make test           run the tests (ARGS=\"-k gdpo\" passes flags on)"
 	@echo "make lint           ruff and mypy --strict"
 	@echo "make bench          speed of the core, side by side with plain torch versions"
+	@echo "make bench-peers    the same against verl and TRL, installed into an environment of their own"
 	@echo "make docs           algorithms, API reference and guides as a website in build/docs"
 	@echo "make clean          remove the environment and what the tools left"
 
@@ -26,7 +28,17 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 bench: $(VENV)/.installed-dev
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: $(PEERS)/.installed
+	@$(PEERS)/bin/python -m benchmarks $(ARGS)
+
+# Of its own and without the constraints: verl asks for older versions of what training needs.
+$(PEERS)/.installed: pyproject.toml
+	@echo "Installing verl and TRL into $(PEERS) (several minutes, some 3 GB) ..."
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@
 
 docs: $(VENV)/.installed-docs
 	@$(BIN)/python -m relax.documentation
@@ -56,4 +68,4 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.installed-train
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

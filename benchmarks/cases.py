@@ -207,13 +207,18 @@ def loss_cases(batch: Batch, verl: peers.Verl | None) -> Iterator[Case]:
 
 
 def vocabulary_cases(tokens: int, words: int, trl: bool) -> Iterator[Case]:
-    """Log-probs and entropy from hidden states, forward and backward."""
+    """Log-probs and entropy from hidden states, forward and backward, the output layer's gradient included."""
     torch.manual_seed(0)
-    hidden, weight = torch.randn(tokens, WIDTH), torch.randn(words, WIDTH) / WIDTH**0.5
+    hidden, weight = torch.randn(tokens, WIDTH), (torch.randn(words, WIDTH) / WIDTH**0.5).requires_grad_()
     targets = torch.randint(words, (tokens,))
 
     def total(function: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[], Tensor]:
-        return lambda: gradient(lambda leaf: torch.cat(function(leaf, weight, targets)).sum(), hidden)
+        def both() -> Tensor:
+            leaf = hidden.detach().requires_grad_()
+            result = torch.cat(function(leaf, weight, targets)).sum()
+            return torch.autograd.grad(result, (leaf, weight))[0]
+
+        return both
 
     own = total(from_hidden)
     name = "log-probs + entropy"

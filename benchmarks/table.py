@@ -12,15 +12,18 @@ HEADER = (
 
 
 def show(cases: Iterable[Case], rounds: int) -> None:
-    """Print a line as soon as a case is measured. A ratio is peer / relax: larger is better."""
+    """Print a line as soon as a case is measured. A ratio is peer / relax: larger is better.
+
+    Times are those of each side's best turn, which other work on the machine disturbs least.
+    """
     print(HEADER)
     for case in cases:
         result, expected = case.own(), case.like_ours(case.other())
         same = f"{(result.double() - expected.double()).abs().max().item():.0e} apart"
         own, other = cost_of([case.own, case.other], rounds)
-        time, memory = other.median / own.median, other.memory / own.memory
+        time, memory = other.best / own.best, other.memory / own.memory
         print(
-            f"{case.name:30}{case.peer:13}{other.median:9.2f}{own.median:10.2f}{time:8.2f}{goal(time, case.time):>7}"
+            f"{case.name:30}{case.peer:13}{other.best:9.2f}{own.best:10.2f}{time:8.2f}{goal(time, case.time):>7}"
             f"{other.memory:10.1f}{own.memory:11.1f}{memory:8.2f}{goal(memory, case.memory):>7}"
             f"  {(case.differ and 'differ: ' + case.differ) or same}",
             flush=True,

@@ -28,7 +28,7 @@ VARIANCE_FLOOR: Final = 1e-8
 def broadcast(scores: Float[Tensor, " samples"], tokens: Tokens) -> Float[Tensor, " tokens"]:
     """Every response token carries its sample's score. Scores are data: no gradient passes."""
     tokens.expect_samples(scores)
-    return scores.detach().repeat_interleave(tokens.lengths.to(scores.device), output_size=tokens.num_tokens)
+    return tokens.per_token(scores.detach())
 
 
 @checked
@@ -177,7 +177,8 @@ def scale_by_signal(
     Two collectives. Raises as `whiten_samples` does.
     """
     own = _agreed(_score_share(scores, tokens, segment), scores, reduce)
-    _, (count, signals) = _sums([], [torch.ones_like(own.values), own.values != 0], own.batches, reduce)
+    flags = torch.stack([torch.ones_like(own.values), (own.values != 0).double()])
+    count, signals = reduce(sum_by(flags, own.batches.of_sample, own.batches.count), "sum")
     return (own.values * own.batches.spread(count / signals.clamp(min=1))).to(scores.dtype)
 
 
@@ -291,30 +292,26 @@ def _statistics(share: Callable[[], _Share], like: Tensor, reduce: Reduce) -> _S
     batches, values = own.batches, own.values
     # The sum of equal float32 numbers is exact, and so is their mean: a batch collapses where nobody differs from it.
     seen = values.float().double()
-    (total, total_seen), (count,) = _sums([values, seen], [torch.ones_like(values)], batches, reduce)
+    distinct = values[None] if torch.equal(seen, values) else torch.stack([values, seen])
+    totals, count = _sums(distinct, 2, torch.ones_like(values), batches, reduce)
     if (count == 0).any() and count.sum() > 0:
         raise ValueError(f"optimizer batch {int(count.argmin())} holds no sample on any rank")
-    deviations = values - batches.spread(total / count)
-    differs = seen != batches.spread(total_seen / count)
-    (squares,), (differing,) = _sums([deviations.square()], [differs], batches, reduce)
+    mean, mean_seen = totals / count
+    deviations = values - batches.spread(mean)
+    differs = (seen != batches.spread(mean_seen)).double()
+    (squares,), differing = _sums(deviations.square()[None], 1, differs, batches, reduce)
     return _Statistics(values, batches.spread, deviations, count, squares, differing == 0)
 
 
-def _sums(
-    numbers: list[Tensor], counts: list[Tensor], batches: Batches, reduce: Reduce
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Exact sums of each column over each batch on all ranks, [batches] each. One collective.
+def _sums(numbers: Tensor, columns: int, counts: Tensor, batches: Batches, reduce: Reduce) -> tuple[Tensor, Tensor]:
+    """Sums over each batch on all ranks: of numbers [columns, n] exactly, and of whole numbers [n]. One collective.
 
-    `counts` are columns of whole numbers, of which a plain sum is exact.
+    One row of numbers may stand for all columns. The result has them all: ranks must reduce tensors of one shape.
     """
-    rows: list[Tensor] = []
-    for column in numbers:
-        known = rows and torch.equal(column, numbers[0])  # what came in as float32 is what a trainer sees
-        rows.append(rows[0] if known else accumulate(column, batches.of_sample, batches.count))
-    plain = [sum_by(column.double(), batches.of_sample, batches.count)[:, None] for column in counts]
-    sizes = [*(row.shape[1] for row in rows), len(plain)]
-    *exact, totals = reduce(torch.cat([*rows, *plain], dim=1), "sum").split_with_sizes(sizes, dim=1)
-    return tuple(rounded(row) for row in exact), totals.unbind(dim=1)
+    digits = accumulate(numbers, batches.of_sample, batches.count).expand(columns, -1, -1)
+    plain = sum_by(counts, batches.of_sample, batches.count)
+    sums = reduce(torch.cat([digits.flatten(), plain]), "sum")
+    return rounded(sums[: digits.numel()].view(digits.shape)), sums[digits.numel() :]
 
 
 @checked

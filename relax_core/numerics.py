@@ -53,39 +53,48 @@ def from_digits(digits: Tensor, top: Tensor) -> Tensor:
 
     Carries first, so that digits that cancel do so exactly, then adds neighbours pairwise, a fixed tree.
     """
+    # Places first: whole tensors are added then, not many short rows.
+    digits = digits.movedim(-1, 0).clone(memory_format=torch.contiguous_format)
     for _ in range(_WIDTH):
-        carry = (digits[..., 1:] / _RADIX).round()
-        pad = torch.nn.functional.pad
-        digits = digits - pad(carry * _RADIX, (1, 0)) + pad(carry, (0, 1))
-    terms = digits * _scale(top[..., None] - torch.arange(digits.shape[-1], device=digits.device))
-    while terms.shape[-1] > 1:
-        terms = terms[..., 0::2] + terms[..., 1::2]
-    return terms[..., 0]
+        carry = (digits[1:] / _RADIX).round_()
+        digits[1:] -= carry * _RADIX
+        digits[:-1] += carry
+    places = torch.arange(len(digits), device=digits.device).view(-1, *[1] * top.ndim)
+    terms = digits * _scale(top - places)
+    while len(terms) > 1:
+        terms = terms[0::2] + terms[1::2]
+    return terms[0]
 
 
-def accumulate(values: Float64[Tensor, " n"], index: Int[Tensor, " n"], count: int) -> Float64[Tensor, "count 64"]:
+def accumulate(
+    values: Float64[Tensor, "*columns n"], index: Int[Tensor, " n"], count: int
+) -> Float64[Tensor, "*columns count 64"]:
     """Exact sums of the values that share an index, as digits at all 64 places.
 
     These rows may be added to other ranks' rows by a plain "sum" reduction, which is exact as well. One pass for each
     place from that of the largest value down to where no digits are left: a handful, unless magnitudes are mixed.
     """
-    sums, rest = values.new_zeros(count, len(_PLACES)), values.clone()
-    place, digits = int(top_place(values.abs().amax())) if len(values) else _LOWEST - 1, torch.empty_like(values)
+    sums, rest = values.new_zeros(*values.shape[:-1], count, len(_PLACES)), values.clone()
+    place, digits = int(top_place(values.abs().amax())) if values.numel() else _LOWEST - 1, torch.empty_like(values)
     while place >= _LOWEST and rest.any():
         unit = 2.0 ** (_BITS * place)
         torch.mul(rest, 1 / unit, out=digits).trunc_()
-        sums[:, _HIGHEST - place] = sum_by(digits, index, count)
+        sums[..., _HIGHEST - place] = sum_by(digits, index, count)
         rest.sub_(digits, alpha=unit)  # digits * unit has no rounding, so neither has this
         place -= 1
     return sums
 
 
-def sum_by(values: Float64[Tensor, " n"], index: Int[Tensor, " n"], count: int) -> Float64[Tensor, " count"]:
+def sum_by(
+    values: Float64[Tensor, "*columns n"], index: Int[Tensor, " n"], count: int
+) -> Float64[Tensor, "*columns count"]:
     """Plain sums of the values that share an index: exact of integers below 2**53, in any order."""
-    return values.sum().view(1) if count == 1 else values.new_zeros(count).index_add(0, index, values)
+    if count == 1:
+        return values.sum(dim=-1, keepdim=True)
+    return values.new_zeros(*values.shape[:-1], count).index_add(-1, index, values)
 
 
-def rounded(sums: Float64[Tensor, "count 64"]) -> Float64[Tensor, " count"]:
+def rounded(sums: Float64[Tensor, "*counts 64"]) -> Float64[Tensor, "*counts"]:
     """The float64 values of rows that `accumulate` made."""
     return from_digits(sums, torch.full(sums.shape[:-1], _HIGHEST, device=sums.device))
 
