@@ -200,7 +200,8 @@ class Objective:
         # With coefficient 0 this adds no term, and the metric.
         entropy = micro.entropy if config.entropy_coef else micro.entropy.detach()
         loss = corrections.with_entropy(loss, entropy, tokens, coef=config.entropy_coef)
-        if config.use_kl_loss and known.ref_log_probs is not None:
+        if config.use_kl_loss:
+            assert known.ref_log_probs is not None, "who asks for a KL loss keeps a reference"
             # The samples are the old policy's: its KL is another's unless they are weighed by the ratio.
             old = known.old_log_probs
             importance = None if old is None else losses.ratio_of(micro.log_probs.detach() - old)
@@ -209,8 +210,10 @@ class Objective:
         return loss
 
     def _kl_in_reward(self, evidence: Evidence) -> Tensor | None:
-        if not self.config.kl_coef or evidence.old_log_probs is None or evidence.ref_log_probs is None:
+        if not self.config.kl_coef:
             return None
+        assert evidence.old_log_probs is not None, "a KL in the reward is the policy's that is improved"
+        assert evidence.ref_log_probs is not None, "who asks for a KL in the reward keeps a reference"
         return kl.estimate(evidence.old_log_probs, evidence.ref_log_probs, self.config.kl_loss_type)
 
     def _normalized(self, estimate: Tensor, tokens: Tokens) -> Tensor:

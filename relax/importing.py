@@ -3,10 +3,20 @@
 import importlib
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from relax.errors import RelaxError
+
+
+@contextmanager
+def users_code(where: str) -> Iterator[None]:
+    """What a user's code raises, and it may raise anything, becomes a `RelaxError` that begins with `where`."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise RelaxError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def import_function(path: str, flag: str) -> Callable[..., object]:
@@ -21,10 +31,8 @@ def import_function(path: str, flag: str) -> Callable[..., object]:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # a console script's own folder comes first there, not the user's
-    try:
+    with users_code(f"{flag} {path}: importing {module_name} failed"):
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise RelaxError(f"{flag} {path}: importing {module_name} failed: {type(error).__name__}: {error}") from error
     function: object = getattr(module, name, None)
     if function is None:
         raise RelaxError(f"{flag} {path}: {module.__file__} has no {name!r}")

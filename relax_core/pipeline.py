@@ -108,11 +108,7 @@ class Pipeline(Generic[H]):
         )
         if wrap is not None:
             per_token = wrap(per_token)
-        metrics = {
-            name: reducers.weighted_sum(metric, weights) if metric.ndim else metric * share
-            for name, metric in per_token.metrics.items()
-        }
-        return reducers.weighted_sum(per_token.loss, weights), metrics
+        return _summed(per_token, weights, share)
 
     def value_loss(
         self,
@@ -121,8 +117,9 @@ class Pipeline(Generic[H]):
         returns: Float[Tensor, " tokens"],
         tokens: Tokens,
         weights: Float[Tensor, " tokens"],
+        share: float = 1.0,
     ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-        """The critic's loss of all tokens or of a micro-batch's, weighted and summed; metrics likewise.
+        """The critic's loss, as `loss` is the policy's.
 
         Raises:
             ValueError: an algorithm without a critic.
@@ -130,8 +127,7 @@ class Pipeline(Generic[H]):
         if self.algorithm.value_loss is None:
             raise ValueError(f"{self.algorithm.name} has no value_loss: it trains no critic")
         per_token = self.algorithm.value_loss(self.hyperparameters, values, old_values, returns, tokens)
-        metrics = {name: reducers.weighted_sum(metric, weights) for name, metric in per_token.metrics.items()}
-        return reducers.weighted_sum(per_token.loss, weights), metrics
+        return _summed(per_token, weights, share)
 
     def __call__(
         self,
@@ -152,6 +148,14 @@ class Pipeline(Generic[H]):
         loss, metrics = self.loss(log_probs, old, found.advantages, tokens, self.weights(tokens), wrap)
         carries = signal.scores_differ(scores, groups)
         return Outcome(loss, scores, found.advantages, found.returns, metrics, carries)
+
+
+def _summed(loss: TokenLoss, weights: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
+    metrics = {
+        name: reducers.weighted_sum(metric, weights) if metric.ndim else metric * share
+        for name, metric in loss.metrics.items()
+    }
+    return reducers.weighted_sum(loss.loss, weights), metrics
 
 
 def pipeline(

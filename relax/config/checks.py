@@ -6,7 +6,7 @@ from typing import Final
 import attrs
 
 from relax.config import trait_checks
-from relax.config.record import Config, config_options
+from relax.config.record import REWARD_HOOKS, Config, config_options
 from relax_core import Traits
 
 # Settings whose feature the runtime does not have yet: any value but the default is refused with this text. Whoever
@@ -192,12 +192,10 @@ def output_is_free(config: Config, traits: Traits) -> Iterator[str]:
 
 FUNCTIONS: Final = (
     "custom_rm_path",
-    "custom_reward_post_process_path",
-    "agentic_custom_advantage_path",
+    *REWARD_HOOKS,
     "dynamic_sampling_filter_path",
 )
 _ON_POLICY: Final = ("num_steps_per_rollout", "max_staleness", "num_iters_per_train_update")
-_HOOKS: Final = ("custom_reward_post_process_path", "agentic_custom_advantage_path")
 _COMPONENTS: Final = ("gdpo_reward_keys", "gdpo_reward_weights")
 _BATCH: Final = ("rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout", "global_batch_size")
 
@@ -215,7 +213,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         trait_checks.reward_components,
         "reads_components",
     ),
-    Check("reward hooks", _HOOKS, trait_checks.reward_hooks, "allows_reward_hooks"),
+    Check("reward hooks", REWARD_HOOKS, trait_checks.reward_hooks, "allows_reward_hooks"),
     Check("KL in the reward", ("kl_coef",), trait_checks.reward_kl, "reward_kl"),
     Check("KL in the loss", ("use_kl_loss", "kl_loss_coef"), trait_checks.kl_loss, "kl_loss"),
     Check("KL estimator", ("use_kl_loss", "kl_coef", "kl_loss_type"), trait_checks.kl_estimator, "kl_estimator"),

@@ -5,7 +5,7 @@
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
@@ -47,6 +47,9 @@ def setting(section: str, default: T, help: str, *validators: Validator) -> T:
     metadata = {"section": section, "help": help}
     return attrs.field(default=default, validator=list(validators) or None, metadata=metadata)
 
+
+REWARD_HOOKS: Final = ("custom_reward_post_process_path", "agentic_custom_advantage_path")
+"""What may stand in for an algorithm's reward stage, in the order in which they apply: the first that is set."""
 
 RUN, DATA, MODEL, ROLLOUT = "run", "data", "model", "rollout"
 REWARDS, ALGORITHM, LOSS, OPTIMIZER = "rewards", "algorithm", "loss", "optimizer"

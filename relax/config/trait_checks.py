@@ -5,7 +5,7 @@ A rule yields one line for each thing that is wrong; its docstring is what the d
 
 from collections.abc import Iterator
 
-from relax.config.record import Config
+from relax.config.record import REWARD_HOOKS, Config
 from relax_core import Traits
 
 
@@ -54,13 +54,10 @@ def reward_components(config: Config, traits: Traits) -> Iterator[str]:
 
 def reward_hooks(config: Config, traits: Traits) -> Iterator[str]:
     """no: --custom-reward-post-process-path and --agentic-custom-advantage-path are refused."""
-    hooks = {
-        "--custom-reward-post-process-path": config.custom_reward_post_process_path,
-        "--agentic-custom-advantage-path": config.agentic_custom_advantage_path,
-    }
-    for flag, path in hooks.items():
+    for hook in REWARD_HOOKS:
+        path = getattr(config, hook)
         if path is not None and not traits.allows_reward_hooks:
-            name = config.advantage_estimator
+            flag, name = "--" + hook.replace("_", "-"), config.advantage_estimator
             yield f"{flag} {path}: the reward stage of {name} cannot be replaced (trait allows_reward_hooks)"
 
 

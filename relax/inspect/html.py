@@ -11,20 +11,10 @@ from relax.inspect import text
 from relax.inspect.findings import Histogram
 from relax.inspect.report import Report
 from relax.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, number
-from relax.report.page import environment
+from relax.report.page import Figure, environment
 from relax.runtime.files import write_whole
 
 SHADES: Final = 5  # of the style sheet's colours for parts of a bar
-
-
-@attrs.frozen
-class Plot:
-    """A chart with what stands around it."""
-
-    title: str
-    note: str
-    value: str
-    svg: str
 
 
 @attrs.frozen
@@ -64,13 +54,13 @@ def render(report: Report) -> str:
         signal=signal_bars(report),
         shares=share_bars(report),
         advantages=[
-            Plot(
+            Figure(
                 o.name, f"reads {o.reads}", f"{o.distinct} distinct", histogram(f"advantages of {o.name}", o.histogram)
             )
             for o in found.outcomes
         ],
         components=[
-            Plot(c.name, _usual(c.outliers), f"mean {number(c.summary.mean)}", histogram(c.name, c.histogram))
+            Figure(c.name, _usual(c.outliers), f"mean {number(c.summary.mean)}", histogram(c.name, c.histogram))
             for c in found.components
         ],
         percent=text.percent,

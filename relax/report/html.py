@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 from relax.report.charts import line_chart, number
-from relax.report.page import environment
+from relax.report.page import Figure, environment
 from relax.report.story import MODEL_PHASES, OUR_PHASES, PAUSES, Record, Seconds, Story, pairs
 from relax.runtime.files import write_whole
 
@@ -29,16 +29,6 @@ CURVES: Final = (
     ("tokens_per_second", "tokens per second", "trained response tokens, over the whole step"),
     ("lr", "learning rate", "of the optimizer"),
 )
-
-
-@attrs.frozen
-class Figure:
-    """A chart with what stands around it: `last` is its latest value, in words for people."""
-
-    title: str
-    note: str
-    last: str
-    svg: str
 
 
 @attrs.frozen

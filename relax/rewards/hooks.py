@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from relax.config import Config
+from relax.config.record import REWARD_HOOKS
 from relax.data.samples import Sample
 from relax.errors import RelaxError
-from relax.importing import import_function
+from relax.importing import import_function, users_code
 from relax_core.numerics import FLOAT32_MAX
-
-# In the order in which they apply: the first that is set is the only one that is asked.
-HOOKS = ("custom_reward_post_process_path", "agentic_custom_advantage_path")
 
 
 @attrs.frozen
@@ -28,10 +26,8 @@ class RewardHook:
     def __call__(self, samples: Sequence[Sample]) -> Tensor:
         """The samples' scores, float64 [samples]. Errors: `RelaxError` naming the hook, the sample and the value."""
         where = f"{self.flag} {self.path}"
-        try:
+        with users_code(where):
             answer = self.function(samples)
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise RelaxError(f"{where}: {type(error).__name__}: {error}") from error
         scores = answer.tolist() if isinstance(answer, Tensor) else answer
         if not isinstance(scores, Sequence) or len(scores) != len(samples):
             raise RelaxError(f"{where}: expected {len(samples)} numbers, one for each sample, got {answer!r}")
@@ -47,7 +43,7 @@ class RewardHook:
 
 def load_hook(config: Config) -> RewardHook | None:
     """The first hook that the configuration names, if any. Errors: `RelaxError` if it cannot be imported."""
-    for name in HOOKS:
+    for name in REWARD_HOOKS:
         path = getattr(config, name)
         if path is not None:
             flag = "--" + name.replace("_", "-")

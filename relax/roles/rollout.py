@@ -93,8 +93,8 @@ class RolloutRole:
                 signal = self.carries_signal(whole)
                 silent += signal.count(False) + len(small)
                 verdicts = self.keep(whole, signal)
-                kept += (group for group, reason in zip(whole, verdicts, strict=True) if reason is None)
-                dropped += (group for group, reason in zip(whole, verdicts, strict=True) if reason is not None)
+                for group, reason in zip(whole, verdicts, strict=True):
+                    (kept if reason is None else dropped).append(group)
                 reasons.update(reason for reason in verdicts if reason is not None)
                 reasons.update(aborted=len(small))
             if len(kept) == self.plan.prompts:

@@ -11,7 +11,7 @@ import attrs
 
 from relax.data.samples import Sample
 from relax.errors import RelaxError
-from relax.importing import import_function
+from relax.importing import import_function, users_code
 
 BUILT_IN = "signal"
 NO_SIGNAL, REFUSED = "no_signal", "filter"
@@ -40,10 +40,8 @@ class UserFilter:
 
     def _ask(self, group: Sequence[Sample]) -> str | None:
         where = f"--dynamic-sampling-filter-path {self.path}, group {group[0].group}"
-        try:
+        with users_code(where):
             keep = self.function(group)
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise RelaxError(f"{where}: {type(error).__name__}: {error}") from error
         if isinstance(keep, bool):
             return None if keep else REFUSED
         if not isinstance(keep, str) or not keep.strip():

@@ -11,7 +11,7 @@ import transformers
 
 from relax_core import ALGORITHMS
 from tests.runtime.conftest import GDPO, SHAPE, SMALL
-from tests.runtime.launch import lines, relax
+from tests.runtime.launch import lines, relax, timeless
 
 WEIGHTED = {
     name for name, algorithm in ALGORITHMS.items() if hasattr(algorithm.hyperparameters(), "gdpo_reward_weights")
@@ -81,11 +81,6 @@ def test_every_algorithm_trains(desk: Path, name: str) -> None:
     assert record.keys() >= set(ALGORITHMS[name].traits.loss_metrics)
 
 
-def same_but_time(run: Path) -> list[dict[str, object]]:
-    clocks = ("seconds/", "tokens_per_second")
-    return [{k: v for k, v in line.items() if not k.startswith(clocks)} for line in lines(run / "metrics.jsonl")]
-
-
 @pytest.mark.parametrize("name", ["ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_critic_and_reference_come_back_with_a_checkpoint(desk: Path, name: str) -> None:
     """Whole at once, and resumed from the middle: the same numbers, of the critic and the KL too."""
@@ -95,7 +90,7 @@ def test_critic_and_reference_come_back_with_a_checkpoint(desk: Path, name: str)
     run = desk / f"again-{name}"
     finished = relax(desk, "train", *words, "--output", run)
     assert (finished.status, finished.err) == (0, "")
-    undisturbed = same_but_time(run)
+    undisturbed = timeless(lines(run / "metrics.jsonl"))
     last = undisturbed[-1]
     if name == "ppo":
         assert last["value_loss"] != undisturbed[3]["value_loss"]
@@ -108,7 +103,7 @@ def test_critic_and_reference_come_back_with_a_checkpoint(desk: Path, name: str)
         shutil.rmtree(newest)
     resumed = relax(desk, "train", "--resume", run)
     assert (resumed.status, resumed.err) == (0, "")
-    assert same_but_time(run) == undisturbed
+    assert timeless(lines(run / "metrics.jsonl")) == undisturbed
 
 
 def test_sft_alone(desk: Path) -> None:
