@@ -1,6 +1,7 @@
 """The commands. Each imports what it needs when it is called: help costs no more than the settings it describes."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 done, 1 failed, 2 wrong usage (nothing was started), 130 stopped.
     """
+    # Threads that spin while they wait slow each other down on shared cores. Read once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = next((word for word in words if not word.startswith("-")), "")
     name = f"relax {command}" if command in COMMANDS else "relax"

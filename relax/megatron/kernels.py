@@ -1,6 +1,8 @@
 """Elementwise parts of a layer with gradients written out: the same mathematics as autograd's, in fewer passes.
 
 On a CPU these passes over memory cost as much as the matrix products. Everywhere else torch's own kernels serve.
+Where no gradient is wanted the same values come without a custom function, which costs more to call than small tensors
+cost to compute: decoding makes such calls by the thousand.
 """
 
 import torch
@@ -12,13 +14,17 @@ from torch.autograd.function import FunctionCtx
 Rotation = tuple[Tensor, Tensor]
 
 
+def _normalize(states: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    scale = norm.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
+    return (states * scale).mul_(weight), scale
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        size = states.shape[-1]
-        scale = torch.linalg.vector_norm(states, dim=-1, keepdim=True).square_().div_(size).add_(epsilon).rsqrt_()
+        normed, scale = _normalize(states, weight, epsilon)
         ctx.save_for_backward(states, weight, scale)
-        normed: Tensor = (states * scale).mul_(weight)
         return normed
 
     @staticmethod
@@ -44,16 +50,22 @@ class RMSNorm(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         if states.is_cuda:
             return nn.functional.rms_norm(states, self.weight.shape, self.weight, self.eps)
+        if not torch.is_grad_enabled():
+            return _normalize(states, self.weight, self.eps)[0]
         normed: Tensor = _RMSNorm.apply(states, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return normed
+
+
+def _swiglu(states: Tensor) -> Tensor:
+    gate, linear = states.chunk(2, dim=-1)
+    return nn.functional.silu(gate).mul_(linear)
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, states: Tensor) -> Tensor:
         ctx.save_for_backward(states)
-        gate, linear = states.chunk(2, dim=-1)
-        return nn.functional.silu(gate).mul_(linear)
+        return _swiglu(states)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
@@ -73,6 +85,8 @@ class SwiGLU(MegatronModule):  # type: ignore[misc]
         super().__init__(config=config)
 
     def forward(self, states: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return _swiglu(states)
         activated: Tensor = _SwiGLU.apply(states)  # type: ignore[no-untyped-call]
         return activated
 
@@ -100,5 +114,7 @@ class _Rotate(torch.autograd.Function):
 
 def rotate(states: Tensor, rotation: Rotation) -> Tensor:
     """RoPE (arXiv:2104.09864), half-split layout: states [..., d] by `(cos, sin)` of [..., d / 2]."""
+    if not torch.is_grad_enabled():
+        return _turn(states, *rotation, 1.0)
     rotated: Tensor = _Rotate.apply(states, *rotation)  # type: ignore[no-untyped-call]
     return rotated

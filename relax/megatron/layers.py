@@ -3,6 +3,7 @@
 import attrs
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
@@ -131,12 +132,38 @@ class RotatedSelfAttention(SelfAttention):  # type: ignore[misc]
         return super()._adjust_key_value_for_inference(inference_context, query, key, value, None, *args, **kwargs)
 
 
+class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
+    """Megatron's column-parallel projection; where there is neither gradient nor another rank, its product alone."""
+
+    def forward(self, input_: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor | None]:
+        return _product(self, input_) or super().forward(input_, *args, **kwargs)
+
+
+class RowLinear(RowParallelLinear):  # type: ignore[misc]
+    """Megatron's row-parallel projection, likewise."""
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _product(self, input_) or super().forward(input_)
+
+
+def _product(linear: ColumnLinear | RowLinear, states: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    if torch.is_grad_enabled() or linear.tp_group.size() > 1:
+        return None
+    # One matrix product whatever the weight's flags say: `matmul` of three dimensions would choose by requires_grad.
+    product = torch.mm(states.flatten(0, 1), linear.weight.t()).view(*states.shape[:2], -1)
+    if linear.bias is None or linear.skip_bias_add:
+        return product, linear.bias
+    return product + linear.bias, None
+
+
 def layer_spec() -> ModuleSpec:
     """One Qwen3 layer: Megatron's local modules, with attention and elementwise parts of ours."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
     layer, attention = spec.submodules, spec.submodules.self_attention
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-    layer.mlp.submodules.activation_func = SwiGLU
+    mlp = layer.mlp.submodules
+    mlp.linear_fc1, mlp.linear_fc2, mlp.activation_func = ColumnLinear, RowLinear, SwiGLU
+    attention.submodules.linear_qkv, attention.submodules.linear_proj = ColumnLinear, RowLinear
     attention.module = RotatedSelfAttention
     attention.submodules.core_attention = CoreAttention
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
