@@ -84,7 +84,11 @@ class Objective:
 
     def rewards(self, samples: Sequence[Sample]) -> Tensor:
         """What the algorithm reads of the samples' rewards, float64 [samples, components]."""
-        return component_matrix([sample.rewards for sample in samples], self.config.reward_keys)
+        matrix = component_matrix([sample.rewards for sample in samples], self.config.reward_keys)
+        # The first of an algorithm's own components is the user's reward, the others are attributes of a sample.
+        added = self.pipeline.algorithm.traits.component_names[1:]
+        beside = [[getattr(sample, name) for name in added] for sample in samples]
+        return torch.cat((matrix, matrix.new_tensor(beside).view(len(samples), len(added))), dim=1)
 
     def carry_signal(self, groups: Sequence[Sequence[Sample]]) -> list[bool]:
         """Whether the algorithm learns anything from each group: what stands as its first stage decides."""

@@ -137,6 +137,8 @@ Need = Literal["optional", "required", "forbidden"]
 """What an algorithm makes of something that can be switched on."""
 KlEstimator = Literal["any", "k1", "k2", "k3", "low_var_kl"]
 """An estimator of `relax_core.kl`, or whichever a run chooses."""
+ComponentName = Literal["reward", "length", "greedy_reward"]
+"""The reward itself, the response's length in tokens, the reward of the greedy response to the same prompt."""
 RewardNeed = Literal["optional", "required"]
 """What an algorithm makes of its own first stage, which can be switched off."""
 
@@ -165,6 +167,8 @@ class Traits:
     """How many samples must a prompt have at least?"""
     reads_components: bool = False
     """Does stage 1 read several reward components, or one scalar?"""
+    component_names: tuple[ComponentName, ...] = ()
+    """Which components are they, in order, where that is not the user's choice?"""
     allows_reward_hooks: bool = True
     """May a user's hook replace stage 1?"""
     reward_kl: Need = "optional"
@@ -194,6 +198,14 @@ class Traits:
                 raise ValueError(f"trait {field.name} cannot be {value!r}; it is one of {choices or field.type}")
         if self.min_group_size < 1:
             raise ValueError(f"trait min_group_size cannot be {self.min_group_size!r}; a group has at least 1 sample")
+        known = get_args(ComponentName)
+        if unknown := set(self.component_names) - set(known):
+            raise ValueError(f"trait component_names cannot have {sorted(unknown)}; known are {known}")
+        if self.component_names and not (self.reads_components and self.component_names[0] == "reward"):
+            raise ValueError(
+                f"trait component_names begins with 'reward', and reads_components is True; got {self.component_names} "
+                f"and {self.reads_components}"
+            )
         if self.normalize_advantages == "forbidden" and self.advantage_normalization != "whiten":
             raise ValueError(
                 f"trait advantage_normalization is {self.advantage_normalization!r}, "

@@ -213,6 +213,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         trait_checks.reward_components,
         "reads_components",
     ),
+    Check("components by name", ("gdpo_reward_keys",), trait_checks.component_names, "component_names"),
     Check("reward hooks", REWARD_HOOKS, trait_checks.reward_hooks, "allows_reward_hooks"),
     Check("KL in the reward", ("kl_coef",), trait_checks.reward_kl, "reward_kl"),
     Check("KL in the loss", ("use_kl_loss", "kl_loss_coef"), trait_checks.kl_loss, "kl_loss"),

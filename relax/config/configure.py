@@ -125,7 +125,8 @@ class Draft:
         for name, value in defaults.items():
             option = options()[name]
             foreign = option.algorithms is not None and algorithm.name not in option.algorithms
-            unread = name == "gdpo_reward_keys" and not algorithm.traits.reads_components
+            chosen = algorithm.traits.reads_components and not algorithm.traits.component_names
+            unread = name == "gdpo_reward_keys" and not chosen
             if name not in self.origins and not foreign and not unread:
                 self.values.setdefault(name, option.kind.conform(value))
 

@@ -42,6 +42,8 @@ def reward_components(config: Config, traits: Traits) -> Iterator[str]:
         if keys:
             yield f"{shown}: {name} reads one number, named by --reward-key (trait reads_components)"
         return
+    if traits.component_names:
+        return
     if len(keys) < 2:
         yield f"{shown}: {name} combines several rewards and needs at least 2 keys (trait reads_components)"
     if len(set(keys)) < len(keys):
@@ -50,6 +52,17 @@ def reward_components(config: Config, traits: Traits) -> Iterator[str]:
     if isinstance(weights, tuple) and weights and len(weights) != len(keys):
         numbers = " ".join(map(str, weights))
         yield f"--gdpo-reward-weights {numbers}: {len(weights)} weights for {len(keys)} keys ({shown})"
+
+
+def component_names(config: Config, traits: Traits) -> Iterator[str]:
+    """Where there are any, --reward-key names the first, the run brings the others, --gdpo-reward-keys is refused."""
+    keys, names = config.gdpo_reward_keys, traits.component_names
+    if keys and names:
+        name = config.advantage_estimator
+        yield (
+            f"--gdpo-reward-keys {' '.join(keys)}: {name} reads {', '.join(names)}; "
+            "--reward-key names the first (trait component_names)"
+        )
 
 
 def reward_hooks(config: Config, traits: Traits) -> Iterator[str]:

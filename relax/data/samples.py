@@ -26,7 +26,10 @@ class Completion:
 
 @attrs.frozen
 class Sample:
-    """One response to one prompt. Samples with the same `group` answer the same draw of the same prompt."""
+    """One response to one prompt. Samples with the same `group` answer the same draw of the same prompt.
+
+    `greedy_reward` is the reward of the greedy response to it, where the algorithm reads that.
+    """
 
     group: int
     prompt: Mapping[str, object]
@@ -34,6 +37,12 @@ class Sample:
     completion: Completion
     response: str
     rewards: Mapping[str, object] | None = None
+    greedy_reward: float | None = None
+
+    @property
+    def length(self) -> int:
+        """Of the response, in tokens."""
+        return len(self.completion.token_ids)
 
 
 @attrs.frozen

@@ -79,6 +79,10 @@ def _asked(algorithm: Algorithm[Any], fields: Fields, weights: Tensor) -> Asked:
             return Asked(algorithm, algorithm.hyperparameters(), " + ".join(terms))
         column = list(fields.numbers.values()).index(fields.scalar)
         return Asked(algorithm, algorithm.hyperparameters(), dotted(fields.scalar), column)
+    if meanings := algorithm.traits.component_names:
+        pairs = zip(names, meanings, strict=False)  # a wrong number is refused when the stage is tried out
+        terms = [name if name == meaning else f"{name} as {meaning}" for name, meaning in pairs]
+        return Asked(algorithm, algorithm.hyperparameters(), ", ".join(terms))
     if WEIGHTS not in attrs.fields_dict(algorithm.hyperparameters):
         return Asked(algorithm, algorithm.hyperparameters(), ", ".join(names))
     return Asked(algorithm, algorithm.hyperparameters(**{WEIGHTS: tuple(factors)}), ", ".join(terms))

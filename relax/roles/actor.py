@@ -7,6 +7,7 @@ import torch
 
 from relax.adapter import Evidence, Objective, OptimizerBatch, imitation_loss, sequences_of
 from relax.data.samples import Sample, Sequences
+from relax.inputs import Input
 from relax.megatron.learner import Update
 from relax.megatron.trainer import Trainer
 from relax.roles.critic import CriticRole
@@ -25,6 +26,12 @@ class ActorRole:
         self.objective = objective
         self.steps = steps
         self.critic = critic
+
+    @property
+    def supplies(self) -> frozenset[Input]:
+        """It trains on whole optimizer batches of whole responses, and asks the reference where there is one."""
+        own = {Input.OPTIMIZER_BATCH, Input.WHOLE_RESPONSES, Input.OLD_LOG_PROBS}
+        return frozenset(own if self.trainer.reference is None else {*own, Input.REFERENCE_LOG_PROBS})
 
     def imitate(self, demonstrations: Sequences, clock: Clock) -> Metrics:
         """One optimizer step of SFT."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relax.adapter import Objective, OptimizerBatch, sequences_of
 from relax.data.samples import Sample
+from relax.inputs import Input
 from relax.megatron.critic import Critic
 from relax.runtime.clock import Clock
 
@@ -18,6 +19,11 @@ class CriticRole:
 
     critic: Critic
     objective: Objective
+
+    @property
+    def supplies(self) -> frozenset[Input]:
+        """Values alone."""
+        return frozenset({Input.VALUES})
 
     def values(self, samples: Sequence[Sample], clock: Clock) -> Tensor:
         """Values of all response tokens, [tokens]."""

@@ -9,10 +9,12 @@ import attrs
 from relax.data.prompts import DrawOrder
 from relax.data.samples import Sample
 from relax.data.seeds import generator
+from relax.inputs import Input
 from relax.rewards.loader import RewardFunction
 from relax.rollout.filter import Filter
 from relax.rollout.sampling import Group, Prompts, Sampler
 from relax.runtime.clock import Clock
+from relax_core.rewards import component_matrix
 
 
 @attrs.frozen
@@ -51,7 +53,8 @@ class Rollout:
 class SamplingPlan:
     """How many prompts and responses a rollout wants. `redraws`: how often dropped groups are replaced by new draws.
 
-    A group of which fewer than `least` responses got a reward is dropped.
+    A group of which fewer than `least` responses got a reward is dropped. With a `greedy_key`, each prompt is answered
+    greedily too, and the samples are told that response's reward under the key; a group without it is dropped.
     """
 
     prompts: int
@@ -59,6 +62,7 @@ class SamplingPlan:
     temperature: float
     redraws: int
     least: int = 1
+    greedy_key: str | None = None
 
 
 @attrs.frozen
@@ -72,6 +76,16 @@ class RolloutRole:
     keep: Filter
     plan: SamplingPlan
     seed: int
+
+    @property
+    def supplies(self) -> frozenset[Input]:
+        """Groups whole, with the engine's log-probs and the rewards that the reward function is held to."""
+        found = {Input.REWARD, Input.LENGTH, Input.GROUPS, Input.ROLLOUT_LOG_PROBS}
+        if len(self.reward.keys) > 1:
+            found.add(Input.COMPONENTS)
+        if self.plan.greedy_key is not None:
+            found.add(Input.GREEDY_REWARD)
+        return frozenset(found)
 
     def collect(self, position: int, clock: Clock) -> Rollout:
         """Draw from `position` on until the plan's number of groups is kept or its redraws are used up."""
@@ -102,17 +116,28 @@ class RolloutRole:
         return Rollout(tuple(kept), tuple(dropped), silent, position, tuple(aborted), +reasons)
 
     def _draw(self, position: int, amount: int, clock: Clock) -> list[Group]:
-        order = DrawOrder(len(self.prompts.ids), self.seed, "prompts")
+        order, plan = DrawOrder(len(self.prompts.ids), self.seed, "prompts"), self.plan
+        prompts = self.prompts.take(order.take(position, amount))
+        random = generator(self.seed, "rollout", position)
         with clock.phase("rollout"):
             groups = self.sampler.respond(
-                self.prompts.take(order.take(position, amount)),
-                n=self.plan.responses,
-                temperature=self.plan.temperature,
-                generator=generator(self.seed, "rollout", position),
-                first_group=position,
+                prompts, n=plan.responses, temperature=plan.temperature, generator=random, first_group=position
             )
+            if plan.greedy_key is not None:
+                greedy = self.sampler.respond(prompts, n=1, temperature=0.0, generator=random, first_group=position)
+                groups = [(*group, *best) for group, best in zip(groups, greedy, strict=True)]
         with clock.phase("reward"):
-            return rewarded(self.reward, groups)
+            groups = rewarded(self.reward, groups)
+            return groups if plan.greedy_key is None else [_told(group, plan.greedy_key) for group in groups]
+
+
+def _told(group: Group, key: str) -> Group:
+    """The samples before a group's last, which is the greedy one, with its reward; all aborted where it was aborted."""
+    *samples, best = group
+    if best.rewards is None:
+        return tuple(attrs.evolve(sample, rewards=None) for sample in samples)
+    (reward,) = component_matrix([best.rewards], (key,)).flatten().tolist()
+    return tuple(attrs.evolve(sample, greedy_reward=reward) for sample in samples)
 
 
 def rewarded(reward: RewardFunction, groups: list[Group]) -> list[Group]:

@@ -20,9 +20,11 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         for key, value in (sample.rewards or {}).items():
             if not isinstance(value, bool) and isinstance(value, Real):
                 values.setdefault(f"reward/{key}", []).append(_float(value))
+        if sample.greedy_reward is not None:
+            values.setdefault("response/greedy_reward", []).append(sample.greedy_reward)
     return {
         **{key: fmean(entries) for key, entries in values.items() if all(map(math.isfinite, entries))},
-        "response/length": fmean(len(sample.completion.token_ids) for sample in samples),
+        "response/length": fmean(sample.length for sample in samples),
         "response/truncated": fmean(not sample.completion.finished for sample in samples),
     }
 

@@ -10,6 +10,7 @@ from relax.adapter import Objective
 from relax.config import Config
 from relax.data.prompts import read_records
 from relax.data.tokenizer import TextCodec, character_codec, load_codec
+from relax.inputs import prove
 from relax.megatron.critic import Critic
 from relax.megatron.model import ModelConfig
 from relax.megatron.optimizer import OptimizerConfig
@@ -149,6 +150,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
             config.rollout_temperature,
             config.max_resampling,
             config.algorithm.traits.min_group_size,
+            config.reward_key if "greedy_reward" in config.algorithm.traits.component_names else None,
         )
         rollout = RolloutRole(sampler, prompts, reward, objective.carry_signal, keep, plan, config.seed)
     if reward is not None and held_out is not None:
@@ -157,6 +159,8 @@ def build(config: Config, *, imitating: bool) -> Parts:
     critic = _critic(config, trainer.model_config)
     beside = None if critic is None else CriticRole(critic, objective)
     actor = ActorRole(trainer, objective, config.num_steps_per_rollout, beside)
+    if rollout is not None:
+        prove(config, "local", [role for role in (rollout, actor, beside) if role is not None])
     return Parts(codec, trainer, engine, sampler, actor, critic, rollout, evaluator, demonstrations)
 
 

@@ -46,6 +46,7 @@ OPO = Algorithm[Hyperparameters](
     policy_loss=stages.reinforce,
     traits=Traits(
         reads_components=True,
+        component_names=("reward", "length"),
         min_group_size=2,
         normalize_rewards="required",
         normalize_advantages="forbidden",

@@ -45,5 +45,11 @@ REMAX = Algorithm[Hyperparameters](
     normalize_rewards=normalize_rewards,
     estimate_advantages=stages.broadcast,
     policy_loss=stages.reinforce,
-    traits=Traits(reads_components=True, normalize_rewards="required", allows_reward_hooks=False, on_policy=True),
+    traits=Traits(
+        reads_components=True,
+        component_names=("reward", "greedy_reward"),
+        normalize_rewards="required",
+        allows_reward_hooks=False,
+        on_policy=True,
+    ),
 )

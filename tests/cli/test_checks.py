@@ -19,6 +19,7 @@ TRAITS: Mapping[str, tuple[object, dict[str, object], dict[str, object], str]] =
     ),
     "min_group_size": (3, {"n_samples_per_prompt": 2}, {"n_samples_per_prompt": 3}, "--n-samples-per-prompt"),
     "reads_components": (True, {"gdpo_reward_keys": ["a"]}, {"gdpo_reward_keys": ["a", "b"]}, "--gdpo-reward-keys"),
+    "component_names": (("reward", "length"), {"gdpo_reward_keys": ["a", "b"]}, {}, "--gdpo-reward-keys"),
     "allows_reward_hooks": (
         False,
         {"agentic_custom_advantage_path": "a.b"},
@@ -63,7 +64,7 @@ def faults(values: Mapping[str, object]) -> list[str]:
 def test_a_trait_asks_its_algorithm_and_no_other(row: str, register: Register, own_data: dict[str, object]) -> None:
     value, violating, satisfying, flag = TRAITS[row]
     trait = row.split("=")[0]
-    register("declares_it", **{trait: value})
+    register("declares_it", **{trait: value}, **({"reads_components": True} if trait == "component_names" else {}))
     register("does_not")
     base = {**own_data, "n_samples_per_prompt": 4}
     (fault,) = faults({**base, **violating, "advantage_estimator": "declares_it"})
@@ -71,7 +72,7 @@ def test_a_trait_asks_its_algorithm_and_no_other(row: str, register: Register, o
     assert "declares_it" in fault
     assert f"(trait {trait})" in fault
     assert faults({**base, **satisfying, "advantage_estimator": "declares_it"}) == []
-    if trait != "reads_components":
+    if trait not in ("reads_components", "component_names"):
         assert faults({**base, **violating, "advantage_estimator": "does_not"}) == []
 
 

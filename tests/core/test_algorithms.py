@@ -31,8 +31,14 @@ TRAITS = {
         "global_token_loss": True,
         "on_policy": True,
     },
-    "remax": COMPONENTS | {"on_policy": True},
-    "opo": COMPONENTS | {"min_group_size": 2, "normalize_advantages": "forbidden", "on_policy": True},
+    "remax": COMPONENTS | {"component_names": ("reward", "greedy_reward"), "on_policy": True},
+    "opo": COMPONENTS
+    | {
+        "component_names": ("reward", "length"),
+        "min_group_size": 2,
+        "normalize_advantages": "forbidden",
+        "on_policy": True,
+    },
     "gpg": {"on_policy": True, "complete_batch": True},
     "m2po": WHOLE_TOKENS | {"loss_metrics": ("ppo_kl", "clipfrac", "m2", "m2_cap")},
     "reinforce_plus_plus": {

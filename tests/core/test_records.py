@@ -81,6 +81,7 @@ def test_tokens_check_types_shapes_and_ranges() -> None:
         ("min_group_size", 0),
         ("min_group_size", 2.0),
         ("loss_metrics", ["ppo_kl"]),
+        ("component_names", ["reward"]),
     ],
 )
 def test_traits_outside_their_set_name_field_and_value(field: str, value: object) -> None:
@@ -93,6 +94,9 @@ def test_traits_outside_their_set_name_field_and_value(field: str, value: object
     [
         ({"normalize_advantages": "forbidden", "advantage_normalization": "token_global"}, "'token_global', but"),
         ({"ratio_level": "sequence"}, "needs_full_log_probs is False"),
+        ({"component_names": ("reward", "length")}, "reads_components is True"),
+        ({"component_names": ("length",), "reads_components": True}, "begins with 'reward'"),
+        ({"component_names": ("reward", "luck"), "reads_components": True}, r"cannot have \['luck'\]; known are"),
     ],
 )
 def test_traits_that_contradict_each_other(traits: dict[str, object], message: str) -> None:

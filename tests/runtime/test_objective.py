@@ -65,6 +65,23 @@ def test_gdpo_whitens_each_optimizer_batch_by_itself(sizes: list[int]) -> None:
         assert np.abs(by_hand(made, sizes) - by_hand(made, [12])).max() > 0.01
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("remax", [1.0 - 0.5, 3.0 - 0.5, 2.0 - 0.25, 2.0 - 0.25]),
+        # Baselines sum(length * reward) / sum(length): (1 * 1 + 3 * 3) / 4 and 2.
+        ("opo", [1.0 - 2.5, 3.0 - 2.5, 0.0, 0.0]),
+    ],
+)
+def test_components_that_the_run_brings(name: str, expected: list[float]) -> None:
+    rows = [(4, 1.0, 1, 0.5), (4, 3.0, 3, 0.5), (8, 2.0, 2, 0.25), (8, 2.0, 5, 0.25)]
+    made = [
+        attrs.evolve(sample(group, {"digit": reward}, length), greedy_reward=greedy)
+        for group, reward, length, greedy in rows
+    ]
+    assert objective(advantage_estimator=name).scores(made).tolist() == expected
+
+
 def test_groups_go_by_id_and_not_by_place() -> None:
     made = samples()
     order = np.random.default_rng(3).permutation(len(made))
@@ -195,9 +212,9 @@ def test_without_old_log_probs_the_policy_is_compared_with_itself() -> None:
 
 
 def test_rewards_that_the_algorithm_cannot_use_are_the_users_to_mend() -> None:
-    idle = [sample(4, {"digit": 1.0, "letter": 0.0}) for _ in range(3)]
-    goal = objective(advantage_estimator="opo", gdpo_reward_keys=KEYS)
-    with pytest.raises(RelaxError, match=r"--advantage-estimator opo, rewards digit letter: .*group 4"):
+    idle = [sample(4, {"digit": 1.0}, length=0) for _ in range(3)]
+    goal = objective(advantage_estimator="opo")
+    with pytest.raises(RelaxError, match=r"--advantage-estimator opo, rewards digit: .*group 4"):
         goal.scores(idle)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import pytest
 
-from relax.data.samples import Sample
+from relax.data.samples import Completion, Sample
 from relax.data.tokenizer import character_codec
 from relax.errors import RelaxError
 from relax.rewards.loader import RewardFunction
@@ -70,6 +70,38 @@ def test_dropped_groups_are_counted_by_reason() -> None:
     assert rollout.reasons == {"no_signal": 3}
     picky = UserFilter("here.keep", lambda group: {0: True, 1: "odd"}[group[0].group % 2])
     assert role(odd_draws_are_flat, picky).collect(0, Clock()).reasons == {"odd": 3}
+
+
+class DecidedEngine(ScriptedEngine):
+    """Greedily it answers each prompt with 7, and the second of a draw with 80."""
+
+    def generate(self, prompts: object, *, temperature: float, **options: object) -> list[list[Completion]]:
+        if temperature:
+            return super().generate(prompts, temperature=temperature, **options)
+        assert options["n"] == 1
+        answers = ["80" if index == 1 else "7" for index in range(len(prompts))]
+        return [[Completion((*CODEC.encode(answer), CODEC.end), (0.0,), True)] for answer in answers]
+
+
+def no_eighties(asked: Sample) -> dict[str, float] | None:
+    return None if asked.response == "80" else {"score": float(asked.response)}
+
+
+def test_samples_are_told_what_the_greedy_response_earned() -> None:
+    asker = role(lambda draw, index: str(10 * draw + index), keep_all, redraws=0)
+    asker = attrs.evolve(
+        asker,
+        sampler=Sampler(DecidedEngine(CODEC, asker.sampler.engine.answer), CODEC, 8),
+        reward=RewardFunction("here.score", no_eighties, ("score",)),
+        plan=attrs.evolve(asker.plan, greedy_key="score"),
+    )
+    rollout = asker.collect(0, Clock())
+    assert [[s.rewards["score"] for s in group] for group in rollout.kept] == [[0, 1, 2], [20, 21, 22], [30, 31, 32]]
+    assert {s.greedy_reward for s in rollout.samples} == {7.0}
+    # A greedy response that was aborted leaves its group without a baseline.
+    assert [s.response for s in rollout.aborted] == ["10", "11", "12"]
+    assert len(rollout.generated) == 12
+    assert sample_metrics(rollout.samples)["response/greedy_reward"] == 7.0
 
 
 def third_is_aborted(asked: Sample) -> dict[str, float] | None:

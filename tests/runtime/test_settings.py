@@ -59,7 +59,7 @@ def flags_for(name: str) -> tuple[object, ...]:
     return (
         *(
             ("--gdpo-reward-keys", "letter", "tokens", *weights)
-            if traits.reads_components
+            if traits.reads_components and not traits.component_names
             else ("--reward-key", "score")
         ),
         *(("--normalize-advantages",) if traits.normalize_advantages == "required" else ()),
