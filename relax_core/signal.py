@@ -25,7 +25,8 @@ _UNIT: Final = 2.0**-53
 def carries_signal(algorithm: Algorithm[H], hyperparameters: H, rewards: Float[Tensor, "samples components"]) -> bool:
     """Would this one group's scores, as a trainer sees them in float32, differ at all? A group of no samples: no.
 
-    A group of fewer samples than the algorithm asks for has nothing to differ from and carries none.
+    A group of fewer samples than the algorithm asks for has nothing to differ from and carries none. Scores less the
+    greedy response's reward have their baseline already: equal ones carry signal, too, unless they are 0.
 
     Raises:
         ValueError: rewards that the algorithm's first stage refuses.
@@ -42,7 +43,19 @@ def groups_with_signal(
     groups: Int[Tensor, " samples"],
 ) -> Bool[Tensor, " groups"]:
     """`carries_signal` of each group, groups in ascending order of their ids. Raises as it does."""
-    return scores_differ(group_scores(algorithm, hyperparameters, rewards, groups), groups)
+    return scores_with_signal(algorithm, group_scores(algorithm, hyperparameters, rewards, groups), groups)
+
+
+@checked
+def scores_with_signal(
+    algorithm: Algorithm[H], scores: Float[Tensor, " samples"], groups: Int[Tensor, " samples"]
+) -> Bool[Tensor, " groups"]:
+    """`groups_with_signal` of scores that its first stage has given already."""
+    found = scores_differ(scores, groups)
+    if "greedy_reward" in algorithm.traits.component_names:
+        _, ids, counts = numbered(groups)
+        found |= _group_max(scores.float().abs(), ids, len(counts)) > 0
+    return found
 
 
 @checked

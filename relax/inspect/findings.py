@@ -196,7 +196,7 @@ class Tally:
         except ValueError as error:
             raise RelaxError(f"{self.name}: {error} (samples and groups counted from row {rows.start})") from error
         self.scores[rows] = scores
-        self.signal[members] = signal.scores_differ(scores, groups).numpy()
+        self.signal[members] = signal.scores_with_signal(algorithm, scores, groups).numpy()
 
     def outcome(
         self, table: Table, names: Sequence[str], firsts: NDArray[np.int64], sizes: NDArray[np.int64]

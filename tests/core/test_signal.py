@@ -207,6 +207,21 @@ def test_contributions_to_scores_of_another_kind() -> None:
     torch.testing.assert_close(found, f64([[30 / 9, -6 / 9]]), rtol=1e-6, atol=0)
 
 
+def test_equal_scores_teach_where_the_baseline_is_not_the_groups() -> None:
+    """ReMax: all right where the greedy response was wrong, all as good as it, one sample alone, and OPO beside it."""
+    matrix = f64([[1, 0], [1, 0], [1, 1], [1, 1], [0, 1], [0, 0]])
+    groups = torch.tensor([3, 3, 4, 4, 5, 6])
+    remax, opo = map(rc.get_algorithm, ("remax", "opo"))
+    assert signal.groups_with_signal(remax, remax.hyperparameters(), matrix, groups).tolist() == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    lengths = f64([[1, 2], [1, 3]])
+    assert not signal.carries_signal(opo, opo.hyperparameters(), lengths)
+
+
 def test_no_signal_no_contribution() -> None:
     zeros = torch.zeros(2, dtype=torch.long)
     for algorithm in (GRPO, GDPO):
