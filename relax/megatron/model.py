@@ -11,6 +11,7 @@ from torch.nn import functional
 from relax.megatron import shim
 from relax.megatron.kernels import Rotation
 from relax.megatron.layers import layer_spec
+from relax.megatron.layout import Layout
 
 _positive = validators.gt(0)
 _positive_float = validators.gt(0.0)
@@ -46,9 +47,16 @@ class ModelConfig:
             raise ValueError(f"kv_channels must be even for RoPE, got {self.kv_channels}")
 
 
-def transformer_config(config: ModelConfig) -> TransformerConfig:
-    """Megatron's own configuration record for `config`."""
+def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig:
+    """Megatron's own configuration record for `config`. Raises ValueError where `layout` cannot split such a model."""
+    layout.check_model(config)
     return TransformerConfig(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
+        pipeline_dtype=torch.float32,
+        variable_seq_lengths=True,  # micro-batches are as long as their longest sample
+        moe_token_dispatcher_type="alltoall",  # the default refuses them, even where there are no experts
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
@@ -86,7 +94,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(
-            config=transformer_config(config),
+            config=transformer_config(config, Layout.current()),
             transformer_layer_spec=layer_spec(),
             vocab_size=config.vocab_size,
             max_sequence_length=config.max_position_embeddings,

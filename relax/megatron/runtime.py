@@ -11,19 +11,23 @@ from torch import distributed
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from relax.megatron import shim
+from relax.megatron.layout import ONE_RANK, Layout
 
 
 @contextmanager
-def megatron_process(seed: int, *, timeout_s: float = 600.0) -> Iterator[None]:
+def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float = 600.0) -> Iterator[None]:
     """Joins the job that torchrun describes in the environment, or makes one of this process alone.
 
-    Leaves it at the end. Collectives give up after `timeout_s` seconds. The backend is NCCL on GPUs and gloo elsewhere.
-    A job of one process opens no port. Everything that touches Megatron-core must happen inside.
+    The job's processes share models as `layout` says. Collectives give up after `timeout_s` seconds. The backend is
+    NCCL on GPUs and gloo elsewhere. A job of one process opens no port. Everything that touches Megatron-core must
+    happen inside; the job is left at the end.
 
-    Raises RuntimeError when this process already is part of a job.
+    Raises RuntimeError when this process already is part of a job, and ValueError on every rank when the layout does
+    not fit the number of processes.
     """
     if distributed.is_initialized():
         raise RuntimeError("torch.distributed is already initialized in this process: leave that job first")
+    layout.check_job(int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1)
     on_gpu = torch.cuda.is_available()
     flushed = _flushes_denormals()
     if on_gpu:
@@ -38,7 +42,11 @@ def megatron_process(seed: int, *, timeout_s: float = 600.0) -> Iterator[None]:
         torch.set_flush_denormal(flushed or not on_gpu)
         with shim.cuda_queries_answered(), shim.cpu_for_cuda():
             parallel_state.initialize_model_parallel(
-                distributed_timeout_minutes=max(1, round(timeout_s / 60)), create_gloo_process_groups=False
+                tensor_model_parallel_size=layout.tensor,
+                pipeline_model_parallel_size=layout.pipeline,
+                context_parallel_size=layout.context,
+                distributed_timeout_minutes=max(1, round(timeout_s / 60)),
+                create_gloo_process_groups=False,
             )
             # The inference tracker is Megatron's switch for "no random streams of its own": dropout is off here.
             tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
