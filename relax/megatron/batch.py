@@ -43,18 +43,20 @@ def check_fit(sequences: Sequences, config: ModelConfig) -> None:
             raise ValueError(f"sample {index} has a token id outside the vocabulary of {config.vocab_size}")
 
 
-def micro_batches(sequences: Sequences, size: int, device: torch.device) -> Iterator[PaddedBatch]:
-    """Consecutive batches of `size` samples on `device`, the last one smaller; one batch where there is no sample.
+def micro_batches(
+    sequences: Sequences, spans: Sequence[tuple[int, int]], device: torch.device
+) -> Iterator[PaddedBatch]:
+    """The samples of each span, first and behind the last, as a batch on `device`.
 
     Neighbours with the same prompt share a row where that leaves fewer places to compute.
     """
-    for start in range(0, max(1, len(sequences)), size):
-        chosen = sequences.select(start, start + size)
+    for start, stop in spans:
+        chosen = sequences.select(start, stop)
         # A rank without samples runs the model too, on one token of padding, so that all ranks do the same.
         samples = _rows_of_samples(chosen if len(chosen) else Sequences(((0,),), ((),)))
         shared = _rows_of_prompts(chosen) if len(set(chosen.prompts)) < len(chosen) else samples
         smaller = shared if shared.input_ids.numel() < samples.input_ids.numel() else samples
-        yield _move(attrs.evolve(smaller, start=start, stop=start + len(chosen)), device)
+        yield _move(attrs.evolve(smaller, start=start, stop=stop), device)
 
 
 def _rows_of_samples(chosen: Sequences) -> PaddedBatch:

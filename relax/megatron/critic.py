@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 
 import attrs
-import torch
 from torch import Tensor, nn
 
 from relax.data.samples import Sequences
-from relax.megatron import shim
 from relax.megatron.batch import PaddedBatch
+from relax.megatron.layout import Layout
 from relax.megatron.learner import Learner, Update
-from relax.megatron.model import ModelConfig, PolicyModel
+from relax.megatron.model import ModelConfig, PolicyModel, drawn
 from relax.megatron.optimizer import OptimizerConfig
 
 PREFIX = "critic."
@@ -41,9 +40,10 @@ class ValueHead(nn.Linear):
 class ValueModel(PolicyModel):
     """The policy's body under a `ValueHead`. Every tensor-parallel rank holds the whole head."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(attrs.evolve(config, tie_embeddings=False))
-        self.output_layer = ValueHead(config.hidden_size, 1, bias=False)
+    def __init__(self, config: ModelConfig, layout: Layout) -> None:
+        super().__init__(attrs.evolve(config, tie_embeddings=False), layout)
+        if self.post_process:
+            self.output_layer = ValueHead(config.hidden_size, 1, bias=False)
 
 
 class Critic(Learner[ValueModel]):
@@ -52,9 +52,7 @@ class Critic(Learner[ValueModel]):
     def __init__(
         self, model_config: ModelConfig, optimizer_config: OptimizerConfig, *, seed: int, micro_batch_size: int
     ) -> None:
-        with torch.random.fork_rng(devices=[]), shim.cpu_for_cuda():
-            torch.manual_seed(seed)
-            model = ValueModel(model_config).to(shim.device())
+        model = drawn(ValueModel, model_config, seed)
         super().__init__(model, model_config, optimizer_config, micro_batch_size=micro_batch_size, prefix=PREFIX)
 
     def start_from(self, policy: PolicyModel) -> None:
@@ -64,7 +62,8 @@ class Critic(Learner[ValueModel]):
 
     def values(self, sequences: Sequences) -> Tensor:
         """Values of all response tokens, back to back, without gradient."""
-        return torch.cat(self._forward(sequences, _values, self._ddp))
+        (values,) = self._forward(sequences, lambda batch, heads: (_values(batch, heads),), self._ddp, outputs=1)
+        return values
 
     def update(self, sequences: Sequences, loss: ValueLossFunction) -> Update:
         """One optimizer step, as `Trainer.update` takes it."""

@@ -1,27 +1,27 @@
 """A Megatron model with its optimizer: passes over given responses, and optimizer steps down any gradient of them."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import attrs
 import torch
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
-from torch import Tensor, distributed
+from torch import Tensor
 
 from relax.data.samples import Sequences
 from relax.errors import RelaxError
-from relax.megatron import shim
+from relax.megatron import groups, shim
 from relax.megatron.batch import PaddedBatch, check_fit, micro_batches
 from relax.megatron.model import ModelConfig, PolicyModel
 from relax.megatron.optimizer import OptimizerConfig, build_optimizer
+from relax_core.collectives import agree
 
 M = TypeVar("M", bound=PolicyModel)
-Reduce = Callable[[PaddedBatch, Tensor], object]
+Outputs = tuple[Tensor, ...]
 
 
 @attrs.frozen
@@ -37,7 +37,8 @@ class Learner(Generic[M]):
     """What a policy and a critic have in common. `prefix` keeps their names in a checkpoint apart.
 
     `micro_batch_size` is the number of samples that pass the model at a time: it changes memory and speed, never the
-    result. Lives inside `megatron_process`.
+    result. Lives inside `megatron_process`. Every method is called on all ranks at once, with the samples of the rank's
+    own replica: as many as it has, the same on all ranks that share a replica.
     """
 
     def __init__(
@@ -91,16 +92,21 @@ class Learner(Generic[M]):
         self._scheduler.load_state_dict(state["scheduler"])
 
     @torch.no_grad()
-    def _forward(self, sequences: Sequences, reduce: Reduce, model: torch.nn.Module) -> list[Any]:
-        """`reduce` of every micro-batch, without gradient."""
+    def _forward(
+        self, sequences: Sequences, read: Callable[[PaddedBatch, Tensor], Outputs], model: torch.nn.Module, outputs: int
+    ) -> list[Tensor]:
+        """What `read` makes of all micro-batches, without gradient: `outputs` tensors, [tokens] each, on every rank."""
         started = time.perf_counter()
 
-        def collect(batch: PaddedBatch, logits: Tensor, non_loss_data: bool) -> object:
-            return reduce(batch, logits)
+        def collect(batch: PaddedBatch, logits: Tensor, non_loss_data: bool) -> Outputs:
+            return read(batch, logits)
 
-        parts = self._schedule(sequences, collect, model, forward_only=True)
+        parts: list[Outputs] = self._schedule(sequences, collect, model, forward_only=True)
+        tokens = sum(map(len, sequences.responses))
+        whole: Sequence[Tensor | None] = [torch.cat(part) for part in zip(*parts, strict=True)] or [None] * outputs
+        found = [groups.tensor_from_last_stage(part, tokens) for part in whole]
         self._seconds = {"forward": time.perf_counter() - started}
-        return parts
+        return found
 
     def _update(
         self, sequences: Sequences, loss: Callable[[PaddedBatch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
@@ -124,7 +130,8 @@ class Learner(Generic[M]):
         return update
 
     def _step(self, metrics: dict[str, float]) -> Update:
-        if not all(torch.isfinite(buffer.grad_data.sum()) for buffer in self._ddp.buffers):
+        finite = all(torch.isfinite(buffer.grad_data.sum()) for buffer in self._ddp.buffers)
+        if not groups.every_shard(finite):
             raise RelaxError(
                 f"the gradient of optimizer step {self._scheduler.num_steps + 1} is not finite; no step was taken. "
                 "Look at the losses and rewards of this batch, or lower --lr"
@@ -138,8 +145,8 @@ class Learner(Generic[M]):
     def _schedule(
         self, sequences: Sequences, reduce: Callable[..., object], model: torch.nn.Module, *, forward_only: bool
     ) -> list[Any]:
-        """Runs Megatron's schedule over the micro-batches: `reduce(batch, logits)` of each."""
-        check_fit(sequences, self.model_config)
+        """Runs Megatron's schedule over the micro-batches: `reduce(batch, logits)` of each, on the last stage."""
+        spans = self._spans(sequences)
 
         def forward_step(
             batches: Iterator[PaddedBatch], model: torch.nn.Module
@@ -152,15 +159,30 @@ class Learner(Generic[M]):
         with shim.cpu_for_cuda():
             results: list[Any] = get_forward_backward_func()(
                 forward_step_func=forward_step,
-                data_iterator=micro_batches(sequences, self.micro_batch_size, shim.device()),
+                data_iterator=micro_batches(sequences, spans, shim.device()),
                 model=model,
-                num_microbatches=-(-max(1, len(sequences)) // self.micro_batch_size),
+                num_microbatches=len(spans),
                 seq_length=self.model_config.max_position_embeddings,
                 micro_batch_size=self.micro_batch_size,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,
             )
         return results
+
+    def _spans(self, sequences: Sequences) -> list[tuple[int, int]]:
+        """First sample and the one behind the last of each micro-batch: as many on every replica, some empty.
+
+        Raises ValueError on every rank where the samples of any do not fit the model.
+        """
+        reduce, size = groups.data_parallel_reduce(), self.micro_batch_size
+
+        def cut() -> list[tuple[int, int]]:
+            check_fit(sequences, self.model_config)
+            return [(start, min(start + size, len(sequences))) for start in range(0, len(sequences), size)]
+
+        spans = agree(cut, lambda _: 0, reduce, shim.device())
+        most = max(1, int(reduce(torch.tensor(len(spans)), "max")))
+        return spans + [(len(sequences), len(sequences))] * (most - len(spans))
 
 
 def sharded(model: PolicyModel, prefix: str) -> dict[str, object]:
@@ -183,11 +205,10 @@ def _finalize(model: list[torch.nn.Module], num_tokens: object, **kwargs: object
 
 
 def _sum_metrics(parts: list[Mapping[str, Tensor]]) -> dict[str, float]:
-    names = list(parts[0])
-    if not names:
-        return {}
-    totals = torch.stack([torch.stack([part[name].detach().double() for name in names]) for part in parts]).sum(0)
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    if group.size() > 1:
-        distributed.all_reduce(totals, group=group)
-    return dict(zip(names, totals.tolist(), strict=True))
+    """Added up over micro-batches and replicas. The last stage has them; every rank learns them."""
+    totals: dict[str, float] = {}
+    if parts and parts[0]:
+        names = list(parts[0])
+        sums = torch.stack([torch.stack([part[name].detach().double() for name in names]) for part in parts]).sum(0)
+        totals = dict(zip(names, groups.data_parallel_reduce()(sums, "sum").tolist(), strict=True))
+    return groups.object_from_last_stage(totals)

@@ -1,8 +1,13 @@
 """The policy: a Megatron-core GPTModel of the Qwen3 architecture."""
 
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
 import attrs
 import torch
 from attrs import validators
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -13,6 +18,7 @@ from relax.megatron.kernels import Rotation
 from relax.megatron.layers import layer_spec
 from relax.megatron.layout import Layout
 
+M = TypeVar("M", bound="PolicyModel")
 _positive = validators.gt(0)
 _positive_float = validators.gt(0.0)
 
@@ -90,14 +96,20 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     `position_ids` [batch or 1, time] are rotated by as they stand. `loss_mask`, which Megatron passes on untouched, is
     an index here: the places [selected] in the flattened [time, batch] whose logits are wanted. Only those are
     computed, as [1, selected, vocabulary]; None asks for all, as [batch, time, vocabulary].
+
+    With several pipeline stages this is the one that `parallel_state` says, unless `layout` has the stages in one:
+    ids are read by the first stage only, and other stages than the last return hidden states.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layout: Layout) -> None:
+        whole = layout.pipeline == 1
         super().__init__(
-            config=transformer_config(config, Layout.current()),
+            config=transformer_config(config, layout),
             transformer_layer_spec=layer_spec(),
             vocab_size=config.vocab_size,
             max_sequence_length=config.max_position_embeddings,
+            pre_process=whole or parallel_state.is_pipeline_first_stage(),
+            post_process=whole or parallel_state.is_pipeline_last_stage(),
             share_embeddings_and_output_weights=config.tie_embeddings,
             position_embedding_type="rope",
             rotary_base=config.rotary_base,
@@ -122,11 +134,36 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
 
 def build_model(config: ModelConfig, seed: int) -> PolicyModel:
+    """A policy with freshly drawn weights; see `drawn`."""
+    return drawn(PolicyModel, config, seed)
+
+
+def drawn(kind: Callable[[ModelConfig, Layout], M], config: ModelConfig, seed: int) -> M:
     """A model with freshly drawn weights, the same for a seed on every device, layout and call.
 
-    Leaves the global random state as it was. Must run inside `megatron_process`.
+    Leaves the global random state as it was. Must run inside `megatron_process`. With several pipeline stages each
+    draws the weights of all and keeps its own.
     """
+    layout = Layout.current()
     with torch.random.fork_rng(devices=[]), shim.cpu_for_cuda():
         torch.manual_seed(seed)
-        model: PolicyModel = PolicyModel(config).to(shim.device())
+        whole = kind(config, attrs.evolve(layout, pipeline=1))
+        model: M = (whole if layout.pipeline == 1 else _stage_of(whole, kind(config, layout))).to(shim.device())
         return model
+
+
+@torch.no_grad()
+def _stage_of(whole: M, stage: M) -> M:
+    """`stage` with its share of the weights of `whole`."""
+    weights = dict(whole.named_parameters())
+    # A tied output layer has weights of its own where the embedding is on another stage.
+    weights.setdefault("output_layer.weight", weights["embedding.word_embeddings.weight"])
+    first = parallel_state.get_pipeline_model_parallel_rank() * len(stage.decoder.layers)
+    for name, parameter in stage.named_parameters():
+        parameter.copy_(weights[_moved(name, first)])
+    return stage
+
+
+def _moved(name: str, layers: int) -> str:
+    """The name of a parameter, its layer counted from that many layers earlier."""
+    return re.sub(r"(?<=^decoder\.layers\.)\d+", lambda number: str(int(number[0]) + layers), name)

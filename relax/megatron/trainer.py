@@ -104,8 +104,7 @@ class Trainer(Learner[PolicyModel]):
             load_sharded(self.reference, _REFERENCE, state["reference"])
 
     def _log_probs(self, sequences: Sequences, model: torch.nn.Module) -> LogProbs:
-        log_probs, entropy = zip(*self._forward(sequences, self._statistics, model), strict=True)
-        return LogProbs(torch.cat(log_probs), torch.cat(entropy))
+        return LogProbs(*self._forward(sequences, self._statistics, model, outputs=2))
 
     def _statistics(self, batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.squeeze(0)

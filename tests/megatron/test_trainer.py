@@ -85,7 +85,7 @@ def test_sharing_a_prompt_changes_nothing(make_trainer: MakeTrainer, prompt_leng
     copies = zip(map(tokens, prompt_lengths), (4, 3, 1), strict=True)
     prompts = [prompt for prompt, count in copies for _ in range(count)]
     grouped = Sequences(tuple(prompts), tuple(map(tokens, (5, 0, 9, 1, 4, 4, 2, 7))))
-    (batch,) = micro_batches(grouped, 8, torch.device("cpu"))
+    (batch,) = micro_batches(grouped, [(0, 8)], torch.device("cpu"))
     assert batch.shared_prompt is not None
     assert batch.input_ids.shape[0] == 3
     torch.manual_seed(7)

@@ -1,0 +1,55 @@
+"""What the ranks of a job tell each other beside gradients. Costs nothing where there is nobody to tell."""
+
+from typing import Literal, TypeVar
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor, distributed
+
+from relax.megatron import shim
+from relax_core.collectives import Reduce, local
+
+T = TypeVar("T")
+
+
+def over_replicas(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+    """The sum or the largest over the data-parallel ranks, as `relax_core` takes it."""
+    combined = values.to(shim.device(), copy=True)
+    kind = distributed.ReduceOp.SUM if op == "sum" else distributed.ReduceOp.MAX
+    distributed.all_reduce(combined, kind, group=parallel_state.get_data_parallel_group())
+    return combined.to(values.device)
+
+
+def data_parallel_reduce() -> Reduce:
+    """`over_replicas`, or `relax_core.local` where there is one replica."""
+    return over_replicas if parallel_state.get_data_parallel_world_size() > 1 else local
+
+
+def every_shard(holds: bool) -> bool:
+    """Whether something holds on all ranks that share this replica's matrices and layers."""
+    group = parallel_state.get_model_parallel_group()
+    if group.size() == 1:
+        return holds
+    answer = torch.tensor(float(holds), device=shim.device())
+    distributed.all_reduce(answer, distributed.ReduceOp.MIN, group=group)
+    return bool(answer)
+
+
+def tensor_from_last_stage(values: Tensor | None, *shape: int) -> Tensor:
+    """On every pipeline stage what the last one holds, float32 of this shape; the others pass None."""
+    if values is None:
+        values = torch.empty(shape, device=shim.device())
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        source = parallel_state.get_pipeline_model_parallel_last_rank()
+        distributed.broadcast(values, source, group=parallel_state.get_pipeline_model_parallel_group())
+    return values
+
+
+def object_from_last_stage(value: T) -> T:
+    """On every pipeline stage what the last one passes; it is pickled."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return value
+    held = [value]
+    source = parallel_state.get_pipeline_model_parallel_last_rank()
+    distributed.broadcast_object_list(held, source, group=parallel_state.get_pipeline_model_parallel_group())
+    return held[0]
