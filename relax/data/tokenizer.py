@@ -57,7 +57,7 @@ class TextCodec:
         return str(self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def save(self, directory: Path) -> None:
-        """Write the files that `transformers` loads a tokenizer from."""
+        """Write the files that `transformers` loads a tokenizer from, its chat template among them."""
         self.tokenizer.save_pretrained(directory)
 
 
@@ -75,9 +75,9 @@ def character_codec() -> TextCodec:
 def load_codec(directory: Path) -> TextCodec:
     """The tokenizer saved in `directory` (Hugging Face format)."""
     if not directory.is_dir():
-        raise RelaxError(f"--tokenizer {directory}: no such directory")
+        raise RelaxError(f"{directory}: no such directory to load a tokenizer from")
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise RelaxError(f"--tokenizer {directory}: transformers cannot load it: {error}") from error
+        raise RelaxError(f"{directory}: transformers cannot load a tokenizer from it: {error}") from error
     return TextCodec(tokenizer, str(directory))

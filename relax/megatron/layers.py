@@ -156,9 +156,9 @@ def _product(linear: ColumnLinear | RowLinear, states: Tensor) -> tuple[Tensor, 
     return product + linear.bias, None
 
 
-def layer_spec() -> ModuleSpec:
-    """One Qwen3 layer: Megatron's local modules, with attention and elementwise parts of ours."""
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
+def layer_spec(*, qk_norm: bool) -> ModuleSpec:
+    """One layer: Megatron's local modules, with attention and elementwise parts of ours."""
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=qk_norm)
     layer, attention = spec.submodules, spec.submodules.self_attention
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     mlp = layer.mlp.submodules
@@ -166,5 +166,6 @@ def layer_spec() -> ModuleSpec:
     attention.submodules.linear_qkv, attention.submodules.linear_proj = ColumnLinear, RowLinear
     attention.module = RotatedSelfAttention
     attention.submodules.core_attention = CoreAttention
-    attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
+    if qk_norm:
+        attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
     return spec

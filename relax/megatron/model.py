@@ -1,8 +1,8 @@
-"""The policy: a Megatron-core GPTModel of the Qwen3 architecture."""
+"""The policy: a Megatron-core GPTModel of one of the architectures Qwen3, Qwen2 and Llama."""
 
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import attrs
 import torch
@@ -17,6 +17,9 @@ from relax.megatron import shim
 from relax.megatron.kernels import Rotation
 from relax.megatron.layers import layer_spec
 from relax.megatron.layout import Layout
+from relax.megatron.rope import RopeScaling
+
+Architecture = Literal["qwen3", "qwen2", "llama"]
 
 M = TypeVar("M", bound="PolicyModel")
 _positive = validators.gt(0)
@@ -25,7 +28,11 @@ _positive_float = validators.gt(0.0)
 
 @attrs.frozen(kw_only=True)
 class ModelConfig:
-    """Size of a Qwen3 model (arXiv:2505.09388): RMSNorm, query and key norm, SwiGLU, grouped-query attention, RoPE."""
+    """Architecture and size of a dense model: RMSNorm, SwiGLU, grouped-query attention, RoPE.
+
+    `qwen3` (arXiv:2505.09388) norms queries and keys, `qwen2` (arXiv:2412.15115, Qwen2.5 included) has a bias on query,
+    key and value, `llama` (arXiv:2407.21783) neither.
+    """
 
     vocab_size: int = attrs.field(validator=_positive, metadata={"help": "number of token ids"})
     num_layers: int = attrs.field(default=4, validator=_positive, metadata={"help": "transformer layers"})
@@ -42,6 +49,22 @@ class ModelConfig:
     )
     norm_epsilon: float = attrs.field(default=1e-6, validator=_positive_float, metadata={"help": "epsilon of RMSNorm"})
     tie_embeddings: bool = attrs.field(default=True, metadata={"help": "share input and output embeddings"})
+    architecture: Architecture = attrs.field(
+        default="qwen3",
+        validator=validators.in_(get_args(Architecture)),
+        metadata={"help": "name, as transformers calls it"},
+    )
+    rope_scaling: RopeScaling | None = attrs.field(default=None, metadata={"help": "how RoPE is stretched, if it is"})
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head's query and key pass an RMSNorm."""
+        return self.architecture == "qwen3"
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether query, key and value have a bias."""
+        return self.architecture == "qwen2"
 
     def __attrs_post_init__(self) -> None:
         if self.num_attention_heads % self.num_query_groups:
@@ -71,11 +94,12 @@ def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig
         kv_channels=config.kv_channels,
         normalization="RMSNorm",
         layernorm_epsilon=config.norm_epsilon,
-        qk_layernorm=True,
+        qk_layernorm=config.qk_norm,
         gated_linear_unit=True,
         activation_func=functional.silu,
         use_te_activation_func=True,  # Megatron's name for "the layer spec brings the activation": kernels.SwiGLU
         add_bias_linear=False,
+        add_qkv_bias=config.qkv_bias,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         use_cpu_initialization=True,
@@ -105,7 +129,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         whole = layout.pipeline == 1
         super().__init__(
             config=transformer_config(config, layout),
-            transformer_layer_spec=layer_spec(),
+            transformer_layer_spec=layer_spec(qk_norm=config.qk_norm),
             vocab_size=config.vocab_size,
             max_sequence_length=config.max_position_embeddings,
             pre_process=whole or parallel_state.is_pipeline_first_stage(),
@@ -114,6 +138,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             position_embedding_type="rope",
             rotary_base=config.rotary_base,
         )
+        if config.rope_scaling is not None:
+            self.rotary_pos_emb.inv_freq = config.rope_scaling.apply(self.rotary_pos_emb.inv_freq)
         cos, sin = self.rotary_pos_emb.get_cos_sin(config.max_position_embeddings)
         self.register_buffer("rotary_cos", cos, persistent=False)
         self.register_buffer("rotary_sin", sin, persistent=False)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from relax.data.samples import Sequences
+from relax.megatron import hf
 from relax.megatron.batch import PaddedBatch
 from relax.megatron.learner import Learner, Update, load_sharded, sharded
 from relax.megatron.model import ModelConfig, PolicyModel, build_model
@@ -62,6 +63,12 @@ class Trainer(Learner[PolicyModel]):
         super().__init__(
             build_model(model_config, seed), model_config, optimizer_config, micro_batch_size=micro_batch_size
         )
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes over Hugging Face weights, in the policy and in the reference, if any. Errors: as `hf.load`."""
+        hf.load(self.model, self.model_config, weights)
+        self._optimizer.reload_model_params()  # where it steps copies of the weights in a higher precision
+        self.keep_reference()
 
     def keep_reference(self) -> None:
         """The policy as it is now becomes the reference, where there is one."""

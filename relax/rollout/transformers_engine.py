@@ -13,17 +13,18 @@ from relax.rollout.engine import sample
 
 
 class TransformersEngine:
-    """A Qwen3ForCausalLM of its own, so it keeps sampling from the weights of the last `update_weights`."""
+    """A model of its own, so it keeps sampling from the weights of the last `update_weights`."""
 
     def __init__(self, eos_id: int) -> None:
         self.eos_id = eos_id
-        self._model: transformers.Qwen3ForCausalLM | None = None
+        self._model: transformers.PreTrainedModel | None = None
 
     @torch.no_grad()
     def update_weights(self, trainer: Trainer) -> None:
         if self._model is None:
             with torch.random.fork_rng(devices=[]):
-                self._model = transformers.Qwen3ForCausalLM(hf.hf_config(trainer.model_config)).to(shim.device()).eval()
+                fresh = transformers.AutoModelForCausalLM.from_config(hf.hf_config(trainer.model_config))
+            self._model = fresh.to(shim.device()).eval()
         weights = dict(self._model.named_parameters())
         for name, tensor in hf.export(trainer.model, trainer.model_config).items():
             weights[name].copy_(tensor)
@@ -56,7 +57,7 @@ class TransformersEngine:
 class _CachedModel:
     """A transformers model and its cache as a `Decoder`, laid out as Megatron's: prompts padded on the right."""
 
-    def __init__(self, model: transformers.Qwen3ForCausalLM) -> None:
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
         self._model = model
         self._cache = transformers.DynamicCache(config=model.config)
 

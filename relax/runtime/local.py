@@ -97,8 +97,8 @@ def _position(path: Path) -> Position:
 
 
 def _export(parts: Parts, files: RunFiles) -> None:
-    hf.save_pretrained(parts.trainer.model, parts.trainer.model_config, files.export)
-    parts.codec.save(files.export)
+    trainer = parts.trainer
+    hf.save_pretrained(trainer.model, trainer.model_config, files.export, hf.Companions.of(parts.codec))
 
 
 def _farewell(run_dir: Path, report: Path, example: str) -> str:

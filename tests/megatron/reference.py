@@ -9,9 +9,9 @@ from relax.megatron import hf
 from relax.megatron.trainer import Trainer
 
 
-def transformers_model(trainer: Trainer) -> transformers.Qwen3ForCausalLM:
+def transformers_model(trainer: Trainer) -> transformers.PreTrainedModel:
     """A copy of the policy, its weights moved over by their Hugging Face names."""
-    model = transformers.Qwen3ForCausalLM(hf.hf_config(trainer.model_config))
+    model = transformers.AutoModelForCausalLM.from_config(hf.hf_config(trainer.model_config))
     weights = {name: tensor.clone() for name, tensor in hf.export(trainer.model, trainer.model_config).items()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected
@@ -20,7 +20,7 @@ def transformers_model(trainer: Trainer) -> transformers.Qwen3ForCausalLM:
     return model
 
 
-def log_probs(model: transformers.Qwen3ForCausalLM, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+def log_probs(model: transformers.PreTrainedModel, sequences: Sequences, temperature: float = 1.0) -> Tensor:
     """Log-probs of all response tokens, [tokens]: one sample at a time, no padding, no batch."""
     parts = []
     for prompt, response in zip(sequences.prompts, sequences.responses, strict=True):

@@ -1,0 +1,97 @@
+"""Whole checkpoints in Hugging Face's format: sizes, weights, tokenizer with chat template, generation settings."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+
+from relax.data.tokenizer import TextCodec, load_codec
+from relax.errors import RelaxError
+from relax.megatron.atomic import atomic_directory
+from relax.megatron.hf.config import SPECIAL_TOKENS, hf_config, read_config
+from relax.megatron.hf.files import SafetensorsFiles, write
+from relax.megatron.hf.weights import check_tied, export, misfits
+from relax.megatron.model import ModelConfig, PolicyModel
+
+GENERATION: Final = "generation_config.json"
+TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+@attrs.frozen
+class Companions:
+    """What an export holds beside weights and sizes.
+
+    `special_tokens` are config.json's ids, `generation` the text of generation_config.json; `dtype` is what the weights
+    are written in. A None is left out.
+    """
+
+    codec: TextCodec | None = None
+    special_tokens: Mapping[str, object] = attrs.field(factory=dict)
+    generation: str | None = None
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, codec: TextCodec) -> "Companions":
+        """Those of a model that was trained from scratch with this tokenizer."""
+        ids = {name: getattr(codec.tokenizer, name) for name in SPECIAL_TOKENS}
+        known = {name: value for name, value in ids.items() if value is not None}
+        return cls(codec, ids, json.dumps(known, indent=2) + "\n")
+
+
+@attrs.frozen
+class Pretrained:
+    """A checkpoint that has been checked and not read yet: `weights` come from their files one by one."""
+
+    config: ModelConfig
+    weights: SafetensorsFiles
+    companions: Companions
+
+
+def read_pretrained(directory: Path) -> Pretrained:
+    """The checkpoint in `directory`: Qwen3, Qwen2.5 or Llama, safetensors, one file or many.
+
+    Raises RelaxError: one for a configuration we cannot compute, one that lists every tensor that is missing,
+    unexpected or of the wrong shape, with its file, one for a tokenizer that does not belong to the model.
+    """
+    if not directory.is_dir():
+        raise RelaxError(f"{directory}: no such directory")
+    config, special_tokens = read_config(directory)
+    weights = SafetensorsFiles.of(directory)
+    faults = [*weights.faults, *misfits(config, weights.shapes, weights.files)]
+    if faults:
+        raise RelaxError("\n".join((f"{directory}: these weights do not fit config.json:", *faults)))
+    check_tied(config, weights)
+    codec = load_codec(directory) if any((directory / name).is_file() for name in TOKENIZER) else None
+    if codec is not None and codec.vocab_size > config.vocab_size:
+        raise RelaxError(
+            f"{directory}: the tokenizer has {codec.vocab_size} tokens, but the model only {config.vocab_size} "
+            "(vocab_size of config.json)"
+        )
+    generation = directory / GENERATION
+    text = generation.read_text(encoding="utf-8") if generation.is_file() else None
+    return Pretrained(config, weights, Companions(codec, special_tokens, text, weights.dtype))
+
+
+def save_pretrained(
+    model: PolicyModel,
+    config: ModelConfig,
+    directory: Path,
+    companions: Companions | None = None,
+    *,
+    max_shard_size: int = 5 * 10**9,
+) -> None:
+    """Writes `directory` anew, whole or not at all, for transformers' `from_pretrained(directory)`.
+
+    Weights come in files of at most `max_shard_size` bytes.
+    """
+    beside = companions or Companions()
+    with atomic_directory(directory) as unfinished:
+        hf_config(config, dtype=beside.dtype, special_tokens=beside.special_tokens).save_pretrained(unfinished)
+        write(export(model, config), unfinished, dtype=beside.dtype, max_shard_size=max_shard_size)
+        if beside.codec is not None:
+            beside.codec.save(unfinished)
+        if beside.generation is not None:
+            (unfinished / GENERATION).write_text(beside.generation, encoding="utf-8")

@@ -1,0 +1,78 @@
+"""A Megatron model's weights from and to Hugging Face's, in memory."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from relax.errors import RelaxError
+from relax.megatron.hf.files import SafetensorsFiles
+from relax.megatron.hf.rules import Shape
+from relax.megatron.hf.shards import Shard, shapes, to_hugging_face, to_megatron
+from relax.megatron.model import ModelConfig, PolicyModel
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def shard_of(model: PolicyModel) -> Shard:
+    """What of the whole model this rank's `model` holds. Must run inside `megatron_process`."""
+    numbers = [layer.layer_number - 1 for layer in model.decoder.layers]  # Megatron counts from 1
+    return Shard(
+        layers=range(numbers[0], numbers[-1] + 1) if numbers else range(0),
+        has_embedding=model.pre_process,
+        has_output=model.post_process,
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tensor_size=parallel_state.get_tensor_model_parallel_world_size(),
+    )
+
+
+def export(model: PolicyModel, config: ModelConfig) -> dict[str, Tensor]:
+    """The weights under Hugging Face's names, of a model this rank holds whole; a tied output layer is left out.
+
+    Detached, and partly views into the model: clone what must outlive the next optimizer step. Raises ValueError for a
+    model spread over ranks: gather their shards, then call `to_hugging_face`.
+    """
+    held = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return dict(to_hugging_face(config, [(shard_of(model), held)]))
+
+
+@torch.no_grad()
+def load(model: PolicyModel, config: ModelConfig, state: Mapping[str, Tensor]) -> None:
+    """Writes this rank's share of a full Hugging Face `state` into `model`, in the model's own precision.
+
+    A mapping that reads its tensors when asked is read one tensor at a time. Raises RelaxError that lists every missing
+    tensor, every unexpected one and every wrong shape; the model is then unchanged. A tied output layer may be among
+    them if it equals the embedding.
+    """
+    if isinstance(state, SafetensorsFiles):
+        faults = list(misfits(config, state.shapes, state.files))
+    else:
+        faults = list(misfits(config, {name: tuple(tensor.shape) for name, tensor in state.items()}, {}))
+    if faults:
+        raise RelaxError("these weights do not fit the model: " + "; ".join(faults))
+    check_tied(config, state)
+    held = dict(model.named_parameters())
+    for name, tensor in to_megatron(config, state, shard_of(model)):
+        held[name].copy_(tensor)
+
+
+def misfits(config: ModelConfig, found: Mapping[str, Shape], files: Mapping[str, str]) -> Iterator[str]:
+    """A line for each tensor that is missing, unexpected or of a wrong shape; `files` says where each one lies."""
+    expected = shapes(config)
+    place = {name: f"{file}: " for name, file in files.items()}
+    for name in expected:
+        if name not in found:
+            yield f"{place.get(name, '')}missing {name}"
+    for name, shape in found.items():
+        wanted = expected.get(EMBEDDING if name == HEAD and config.tie_embeddings else name)
+        if wanted is None:
+            yield f"{place.get(name, '')}unexpected {name}"
+        elif shape != wanted:
+            yield f"{place.get(name, '')}{name} has shape {shape}, expected {wanted}"
+
+
+def check_tied(config: ModelConfig, state: Mapping[str, Tensor]) -> None:
+    """Raises RelaxError where an output layer is given that is not the embedding it is tied to."""
+    if config.tie_embeddings and HEAD in state and not torch.equal(state[HEAD], state[EMBEDDING]):
+        raise RelaxError(f"{HEAD} differs from {EMBEDDING}, but tie_embeddings is set")
