@@ -3,12 +3,14 @@
 import random
 from collections.abc import Callable, Iterator
 
+import attrs
 import pytest
 import torch
 
 from relax.data.samples import Sequences
 from relax.megatron.model import ModelConfig
 from relax.megatron.optimizer import OptimizerConfig
+from relax.megatron.rope import Llama3Scaling
 from relax.megatron.runtime import megatron_process
 from relax.megatron.trainer import Trainer
 
@@ -23,6 +25,16 @@ MODEL = ModelConfig(
     kv_channels=12,
     max_position_embeddings=64,
 )
+# Every architecture, with what differs between checkpoints: the head's width (not hidden_size / heads), ties, RoPE. A
+# small base turns every pair: one that hardly turns has a key bias whose gradient is nothing but rounding.
+MODELS = {
+    "qwen3": MODEL,
+    "qwen2": attrs.evolve(MODEL, architecture="qwen2", rotary_base=100.0),
+    "llama": attrs.evolve(
+        MODEL, architecture="llama", tie_embeddings=False, kv_channels=8, rope_scaling=Llama3Scaling(4.0, 1.0, 4.0, 16)
+    ),
+}
+ARCHITECTURES = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 from relax.data.samples import Completion, Sequences
+from relax.megatron.model import ModelConfig
 from relax.megatron.trainer import Trainer
 from relax.rollout.engine import Engine, choose, sample
 from relax.rollout.megatron_engine import MegatronEngine
 from relax.rollout.transformers_engine import TransformersEngine
+from tests.megatron.conftest import ARCHITECTURES
 from tests.megatron.test_trainer import WeightedLoss
 
 MakeTrainer = Callable[..., Trainer]
@@ -25,11 +27,12 @@ def responses(
 
 
 @ENGINES
+@ARCHITECTURES
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_reported_log_probs_are_the_trainers(
-    make_trainer: MakeTrainer, engine_type: type[MegatronEngine], temperature: float
+    make_trainer: MakeTrainer, engine_type: type[MegatronEngine], temperature: float, config: ModelConfig
 ) -> None:
-    trainer = make_trainer(temperature=temperature)
+    trainer = make_trainer(config, temperature=temperature)
     engine = engine_type(EOS)
     engine.update_weights(trainer)
     groups = responses(engine, temperature=temperature)
@@ -47,9 +50,10 @@ def test_reported_log_probs_are_the_trainers(
         assert completion.finished or len(completion.token_ids) == 20
 
 
+@ARCHITECTURES
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_both_engines_say_the_same(make_trainer: MakeTrainer, temperature: float) -> None:
-    trainer = make_trainer()
+def test_both_engines_say_the_same(make_trainer: MakeTrainer, temperature: float, config: ModelConfig) -> None:
+    trainer = make_trainer(config)
     engines = MegatronEngine(EOS), TransformersEngine(EOS)
     for engine in engines:
         engine.update_weights(trainer)

@@ -9,8 +9,9 @@ import transformers
 from relax.errors import RelaxError
 from relax.megatron import hf
 from relax.megatron.model import ModelConfig
+from relax.megatron.rope import LinearScaling
 from relax.megatron.trainer import Trainer
-from tests.megatron.conftest import MODEL, VOCABULARY
+from tests.megatron.conftest import MODEL, MODELS, VOCABULARY
 from tests.megatron.reference import transformers_model
 
 MakeTrainer = Callable[..., Trainer]
@@ -21,8 +22,12 @@ SHAPES = pytest.mark.parametrize(
         attrs.evolve(MODEL, tie_embeddings=False),
         attrs.evolve(MODEL, num_query_groups=4, rotary_base=1e6),
         attrs.evolve(MODEL, num_query_groups=1, norm_epsilon=1e-2),
+        MODELS["qwen2"],
+        attrs.evolve(MODELS["qwen2"], tie_embeddings=False, rope_scaling=LinearScaling(3.0)),
+        MODELS["llama"],
+        attrs.evolve(MODELS["llama"], tie_embeddings=True, kv_channels=20, rope_scaling=None),
     ],
-    ids=["tied", "untied", "one query a group", "one group"],
+    ids=["tied", "untied", "one query a group", "one group", "qwen2", "untied qwen2", "llama", "tied llama"],
 )
 
 
@@ -44,7 +49,7 @@ def test_logits_equal_those_of_transformers(make_trainer: MakeTrainer, config: M
 
 @SHAPES
 def test_weights_of_transformers_load_and_come_back_the_same(make_trainer: MakeTrainer, config: ModelConfig) -> None:
-    theirs = transformers.Qwen3ForCausalLM(hf.hf_config(config))
+    theirs = transformers.AutoModelForCausalLM.from_config(hf.hf_config(config))
     trainer = make_trainer(config)
     hf.load(trainer.model, config, theirs.state_dict())
     exported = hf.export(trainer.model, config)

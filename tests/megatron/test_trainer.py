@@ -14,7 +14,7 @@ from relax.megatron.model import ModelConfig, build_model
 from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import MicroBatch, Trainer
 from tests.megatron import reference
-from tests.megatron.conftest import VOCABULARY
+from tests.megatron.conftest import ARCHITECTURES, VOCABULARY
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -39,11 +39,12 @@ def weights_of(trainer: Trainer) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
 
+@ARCHITECTURES
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_are_those_of_transformers(
-    make_trainer: MakeTrainer, sequences: Sequences, temperature: float
+    make_trainer: MakeTrainer, sequences: Sequences, temperature: float, config: ModelConfig
 ) -> None:
-    trainer = make_trainer(temperature=temperature)
+    trainer = make_trainer(config, temperature=temperature)
     with torch.no_grad():
         expected = reference.log_probs(reference.transformers_model(trainer), sequences, temperature)
     torch.testing.assert_close(trainer.log_probs(sequences).log_probs, expected, atol=1e-5, rtol=0)
@@ -101,10 +102,11 @@ def test_sharing_a_prompt_changes_nothing(make_trainer: MakeTrainer, prompt_leng
         torch.testing.assert_close(shared.grad_data, single.grad_data, atol=1e-6, rtol=1e-4)
 
 
-def test_steps_are_those_of_plain_torch(make_trainer: MakeTrainer, sequences: Sequences) -> None:
+@ARCHITECTURES
+def test_steps_are_those_of_plain_torch(make_trainer: MakeTrainer, sequences: Sequences, config: ModelConfig) -> None:
     """Three steps of transformers' model with torch's AdamW and clipping end at the same weights."""
-    config = OptimizerConfig(total_steps=10, lr=1e-2, weight_decay=0.1, clip_grad=0.5, adam_beta2=0.95)
-    trainer = make_trainer(optimizer=config)
+    optimizer_config = OptimizerConfig(total_steps=10, lr=1e-2, weight_decay=0.1, clip_grad=0.5, adam_beta2=0.95)
+    trainer = make_trainer(config, optimizer_config)
     loss = WeightedLoss(sequences)
     model = reference.transformers_model(trainer)
     groups = [
@@ -123,7 +125,8 @@ def test_steps_are_those_of_plain_torch(make_trainer: MakeTrainer, sequences: Se
         assert update.lr == 1e-2
     theirs = dict(model.named_parameters())
     for name, ours in hf.export(trainer.model, trainer.model_config).items():
-        torch.testing.assert_close(ours, theirs[name].detach(), atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        # Adam divides by the gradient's size: where it is tiny, its rounding shows, to a part of the 3e-2 moved.
+        torch.testing.assert_close(ours, theirs[name].detach(), atol=5e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def _only_log_probs(loss: WeightedLoss) -> Callable[[MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]:

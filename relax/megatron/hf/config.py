@@ -76,7 +76,7 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, object]]:
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        kind = raw["model_type"]
+        kind = str(raw["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RelaxError(f"{path}: is no configuration of a model: {error!r}") from error
     if kind not in TYPES:
@@ -90,7 +90,7 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, object]]:
         raise RelaxError(f"{path}: not supported: {'; '.join(faults)}")
     try:
         config = _model_config(kind, theirs)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise RelaxError(f"{path}: {error}") from error
     return config, {name: getattr(theirs, name, None) for name in SPECIAL_TOKENS}
 
@@ -117,11 +117,12 @@ def _refusals(theirs: Any) -> Iterator[str]:
         value = getattr(theirs, name, allowed[0])
         if value not in allowed:
             yield f"{name} {value!r} (only {allowed[0]!r})"
+    kinds = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None)
-    kinds = getattr(theirs, "layer_types", None) or (["full_attention"] if window is None else ["sliding_attention"])
-    for kind in sorted(set(kinds) - {"full_attention"}):
-        shown = f", sliding_window {window}" if kind == "sliding_attention" else ""
-        yield f"layer_types {kind!r}{shown} (only full_attention)"
+    if kinds is None and window is not None:
+        yield f"sliding_window {window} (only None)"
+    for kind in sorted(set(kinds or ()) - {"full_attention"}):
+        yield f"layer_types {kind!r} (only 'full_attention'; sliding_window is {window})"
     rope = theirs.rope_parameters
     if rope["rope_type"] not in ("default", *SCALINGS):
         yield f"rope_type {rope['rope_type']!r} (only default, {', '.join(SCALINGS)})"
