@@ -73,11 +73,16 @@ def character_codec() -> TextCodec:
 
 
 def load_codec(directory: Path) -> TextCodec:
-    """The tokenizer saved in `directory` (Hugging Face format)."""
+    """The tokenizer saved in `directory` (Hugging Face format), its chat template included.
+
+    A tokenizer.json is taken at its word: `AutoTokenizer` would give some models, Qwen2 for one, a tokenizer of their
+    family's, whatever the file says.
+    """
     if not directory.is_dir():
         raise RelaxError(f"{directory}: no such directory to load a tokenizer from")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
+        tokenizer = kind.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError) as error:
         raise RelaxError(f"{directory}: transformers cannot load a tokenizer from it: {error}") from error
     return TextCodec(tokenizer, str(directory))

@@ -79,17 +79,18 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, object]]:
         kind = str(raw["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RelaxError(f"{path}: is no configuration of a model: {error!r}") from error
-    if kind not in TYPES:
+    architecture = next((name for name in TYPES if name == kind), None)
+    if architecture is None:
         raise RelaxError(f"{path}: model_type {kind!r} is not supported; there are {', '.join(TYPES)}")
     try:
-        theirs = TYPES[kind].from_dict(raw)
+        theirs = TYPES[architecture].from_dict(raw)
         faults = list(_refusals(theirs))
     except (ValueError, KeyError, TypeError, ZeroDivisionError, StrictDataclassError) as error:
         raise RelaxError(f"{path}: transformers cannot read it: {error}") from error
     if faults:
         raise RelaxError(f"{path}: not supported: {'; '.join(faults)}")
     try:
-        config = _model_config(kind, theirs)
+        config = _model_config(architecture, theirs)
     except (ValueError, TypeError) as error:
         raise RelaxError(f"{path}: {error}") from error
     return config, {name: getattr(theirs, name, None) for name in SPECIAL_TOKENS}

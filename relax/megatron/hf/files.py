@@ -59,10 +59,11 @@ class SafetensorsFiles(Mapping[str, Tensor]):
                 continue
             for name, header in found.items():
                 if index and index.get(name) != file:
-                    faults.append(f"{file}: holds {name}, which {INDEX} does not say")
-                elif header.dtype not in DTYPES:
+                    faults.append(f"{file}: unexpected {name}, which {INDEX} does not name here")
+                    continue
+                if header.dtype not in DTYPES:
                     faults.append(f"{file}: {name} has dtype {header.dtype}, not one of {', '.join(DTYPES)}")
-            headers |= found
+                headers[name] = header
         return cls(directory, index, headers, tuple(faults))
 
     @property

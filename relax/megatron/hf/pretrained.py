@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import attrs
@@ -17,20 +18,30 @@ from relax.megatron.hf.weights import check_tied, export, misfits
 from relax.megatron.model import ModelConfig, PolicyModel
 
 GENERATION: Final = "generation_config.json"
-TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+TOKENIZER: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+)  # at least one of them, where there is one at all
+KEPT: Final = (
+    *TOKENIZER,
+    GENERATION,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
 
 
 @attrs.frozen
 class Companions:
-    """What an export holds beside weights and sizes.
+    """What an export has beside weights and sizes: `files` by name, ids in config.json, the weights' precision."""
 
-    `special_tokens` are config.json's ids, `generation` the text of generation_config.json; `dtype` is what the weights
-    are written in. A None is left out.
-    """
-
-    codec: TextCodec | None = None
+    files: Mapping[str, bytes] = attrs.field(factory=dict, repr=False)
     special_tokens: Mapping[str, object] = attrs.field(factory=dict)
-    generation: str | None = None
     dtype: torch.dtype = torch.float32
 
     @classmethod
@@ -38,15 +49,19 @@ class Companions:
         """Those of a model that was trained from scratch with this tokenizer."""
         ids = {name: getattr(codec.tokenizer, name) for name in SPECIAL_TOKENS}
         known = {name: value for name, value in ids.items() if value is not None}
-        return cls(codec, ids, json.dumps(known, indent=2) + "\n")
+        with TemporaryDirectory() as directory:
+            codec.save(Path(directory))
+            files = _read(Path(directory))
+        return cls({**files, GENERATION: f"{json.dumps(known, indent=2)}\n".encode()}, ids)
 
 
 @attrs.frozen
 class Pretrained:
-    """A checkpoint that has been checked and not read yet: `weights` come from their files one by one."""
+    """A checkpoint that has been checked. `weights` are read when asked for; without a tokenizer `codec` is None."""
 
     config: ModelConfig
     weights: SafetensorsFiles
+    codec: TextCodec | None
     companions: Companions
 
 
@@ -64,15 +79,14 @@ def read_pretrained(directory: Path) -> Pretrained:
     if faults:
         raise RelaxError("\n".join((f"{directory}: these weights do not fit config.json:", *faults)))
     check_tied(config, weights)
-    codec = load_codec(directory) if any((directory / name).is_file() for name in TOKENIZER) else None
+    files = _read(directory)
+    codec = load_codec(directory) if files.keys() & set(TOKENIZER) else None
     if codec is not None and codec.vocab_size > config.vocab_size:
         raise RelaxError(
             f"{directory}: the tokenizer has {codec.vocab_size} tokens, but the model only {config.vocab_size} "
             "(vocab_size of config.json)"
         )
-    generation = directory / GENERATION
-    text = generation.read_text(encoding="utf-8") if generation.is_file() else None
-    return Pretrained(config, weights, Companions(codec, special_tokens, text, weights.dtype))
+    return Pretrained(config, weights, codec, Companions(files, special_tokens, weights.dtype))
 
 
 def save_pretrained(
@@ -91,7 +105,12 @@ def save_pretrained(
     with atomic_directory(directory) as unfinished:
         hf_config(config, dtype=beside.dtype, special_tokens=beside.special_tokens).save_pretrained(unfinished)
         write(export(model, config), unfinished, dtype=beside.dtype, max_shard_size=max_shard_size)
-        if beside.codec is not None:
-            beside.codec.save(unfinished)
-        if beside.generation is not None:
-            (unfinished / GENERATION).write_text(beside.generation, encoding="utf-8")
+        for name, content in beside.files.items():
+            (unfinished / name).parent.mkdir(exist_ok=True)
+            (unfinished / name).write_bytes(content)
+
+
+def _read(directory: Path) -> dict[str, bytes]:
+    """The files that an export takes over as they are: kept in memory, since training takes days."""
+    found = sorted(path for pattern in KEPT for path in directory.glob(pattern))
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
