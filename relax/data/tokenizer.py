@@ -79,10 +79,10 @@ def load_codec(directory: Path) -> TextCodec:
     family's, whatever the file says.
     """
     if not directory.is_dir():
-        raise RelaxError(f"{directory}: no such directory to load a tokenizer from")
+        raise RelaxError(f"{directory}: no such directory")
     try:
         kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
         tokenizer = kind.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise RelaxError(f"{directory}: transformers cannot load a tokenizer from it: {error}") from error
+        raise RelaxError(f"{directory}: transformers cannot load its tokenizer: {error}") from error
     return TextCodec(tokenizer, str(directory))

@@ -121,7 +121,7 @@ def test_a_saved_tokenizer_loads_the_same(codec: TextCodec, tmp_path: Path) -> N
 def test_no_tokenizer_to_load(tmp_path: Path) -> None:
     with pytest.raises(RelaxError, match="no such directory"):
         load_codec(tmp_path / "nowhere")
-    with pytest.raises(RelaxError, match="transformers cannot load it"):
+    with pytest.raises(RelaxError, match="transformers cannot load its tokenizer"):
         load_codec(tmp_path)
 
 
