@@ -172,6 +172,27 @@ def test_an_export_of_a_new_model_is_complete(make_trainer: MakeTrainer, tmp_pat
     assert found.codec.encode("12+34=<think>") == codec.encode("12+34=<think>")
 
 
+def test_an_export_that_cannot_be_written_says_where(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    trainer = make_trainer()
+    with pytest.raises(RelaxError, match=rf"{tmp_path}/file/export: cannot be written: .*File exists"):
+        hf.save_pretrained(trainer.model, trainer.model_config, tmp_path / "file" / "export")
+
+
+def test_training_leaves_the_checkpoint_and_the_reference_alone(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    make(tmp_path, "qwen2")
+    pretrained = hf.read_pretrained(tmp_path)
+    trainer = trainer_of(pretrained, make_trainer)
+    sequences = Sequences(((4, 5), (9,)), ((6, 7, 1), (8, 2)))
+    before = trainer.reference_log_probs(sequences).log_probs
+    update = trainer.update(sequences, lambda batch: (-batch.log_probs.sum(), {}))
+    assert update.grad_norm > 0
+    assert (trainer.log_probs(sequences).log_probs.sum() > before.sum()).item()
+    assert torch.equal(trainer.reference_log_probs(sequences).log_probs, before)
+    trained = hf.export(trainer.model, pretrained.config)
+    assert not [name for name, tensor in pretrained.weights.items() if torch.equal(trained[name], tensor)]
+
+
 def _made(directory: Path, name: str) -> Path:
     make(directory, name)
     return directory

@@ -8,6 +8,8 @@ from typing import Final
 
 import attrs
 import torch
+from safetensors import SafetensorError
+from torch import distributed
 
 from relax.data.tokenizer import TextCodec, load_codec
 from relax.errors import RelaxError
@@ -99,15 +101,25 @@ def save_pretrained(
 ) -> None:
     """Writes `directory` anew, whole or not at all, for transformers' `from_pretrained(directory)`.
 
-    Weights come in files of at most `max_shard_size` bytes.
+    Weights come in files of at most `max_shard_size` bytes. In a job of several ranks all of them must call this; one
+    writes. Raises RelaxError on every rank where that fails.
     """
     beside = companions or Companions()
-    with atomic_directory(directory) as unfinished:
-        hf_config(config, dtype=beside.dtype, special_tokens=beside.special_tokens).save_pretrained(unfinished)
-        write(export(model, config), unfinished, dtype=beside.dtype, max_shard_size=max_shard_size)
-        for name, content in beside.files.items():
-            (unfinished / name).parent.mkdir(exist_ok=True)
-            (unfinished / name).write_bytes(content)
+    weights = export(model, config)
+    failure: list[str | None] = [None]
+    if distributed.get_rank() == 0:
+        try:
+            with atomic_directory(directory) as unfinished:
+                hf_config(config, dtype=beside.dtype, special_tokens=beside.special_tokens).save_pretrained(unfinished)
+                write(weights, unfinished, dtype=beside.dtype, max_shard_size=max_shard_size)
+                for name, content in beside.files.items():
+                    (unfinished / name).parent.mkdir(exist_ok=True)
+                    (unfinished / name).write_bytes(content)
+        except (OSError, SafetensorError) as error:
+            failure = [f"{directory}: cannot be written: {error}"]
+    distributed.broadcast_object_list(failure)
+    if failure[0] is not None:
+        raise RelaxError(failure[0])
 
 
 def _read(directory: Path) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from megatron.core import parallel_state
-from torch import Tensor
+from torch import Tensor, distributed
 
 from relax.errors import RelaxError
 from relax.megatron.hf.files import SafetensorsFiles
@@ -28,13 +28,19 @@ def shard_of(model: PolicyModel) -> Shard:
 
 
 def export(model: PolicyModel, config: ModelConfig) -> dict[str, Tensor]:
-    """The weights under Hugging Face's names, of a model this rank holds whole; a tied output layer is left out.
+    """The whole model's weights under Hugging Face's names; a tied output layer is left out.
 
-    Detached, and partly views into the model: clone what must outlive the next optimizer step. Raises ValueError for a
-    model spread over ranks: gather their shards, then call `to_hugging_face`.
+    Detached. Where this rank holds the whole model, they are partly views into it: clone what must outlive the next
+    optimizer step. Where several ranks share a model, all of them must call this, and all get the whole, on the CPU.
     """
+    shard = shard_of(model)
     held = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return dict(to_hugging_face(config, [(shard_of(model), held)]))
+    group = parallel_state.get_model_parallel_group()
+    if group.size() == 1:
+        return dict(to_hugging_face(config, [(shard, held)]))
+    pieces: list[tuple[Shard, dict[str, Tensor]]] = [(shard, {})] * group.size()
+    distributed.all_gather_object(pieces, (shard, {name: tensor.cpu() for name, tensor in held.items()}), group=group)
+    return dict(to_hugging_face(config, pieces))
 
 
 @torch.no_grad()
