@@ -115,10 +115,16 @@ _COUNT_AT: Final = len(_KINDS)
 _CHECKSUM_AT: Final = _COUNT_AT + 2
 _TEXT_AT: Final = _CHECKSUM_AT + 1
 _TEXT: Final = 400
+_ANOTHERS: Final = "(another rank failed; every rank stops)"
 
 
 def _kind(error: Exception) -> int:
     return next((kind for kind, cls in enumerate(_KINDS) if isinstance(error, cls)), len(_KINDS) - 1)
+
+
+def is_anothers(error: BaseException) -> bool:
+    """Whether `agree` raised `error` for the fault of another rank than this one."""
+    return str(error).endswith(_ANOTHERS)
 
 
 def agree(prepare: Callable[[], T], count: Callable[[T], int], reduce: Reduce, device: torch.device) -> T:
@@ -152,8 +158,8 @@ def agree(prepare: Callable[[], T], count: Callable[[T], int], reduce: Reduce, d
         shared = bytes(int(byte) for byte in ballot[_TEXT_AT:].tolist()).rstrip(b"\0")
         intact = zlib.crc32(shared) == ballot[_CHECKSUM_AT]
         message = shared.decode(errors="replace") if intact else "several ranks failed, each in its own way"
-        whose = "this rank failed" if error else "another rank failed"
-        raise _KINDS[int(ballot[:_COUNT_AT].argmax())](f"{message} ({whose}; every rank stops)") from error
+        whose = "(this rank failed; every rank stops)" if error else _ANOTHERS
+        raise _KINDS[int(ballot[:_COUNT_AT].argmax())](f"{message} {whose}") from error
     most, least = int(ballot[_COUNT_AT]), -int(ballot[_COUNT_AT + 1])
     if most != least:
         raise ValueError(

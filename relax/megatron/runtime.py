@@ -9,7 +9,9 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from torch import distributed
 from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
+from relax import agreement
 from relax.megatron import shim
 from relax.megatron.layout import ONE_RANK, Layout
 
@@ -18,9 +20,9 @@ from relax.megatron.layout import ONE_RANK, Layout
 def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float = 600.0) -> Iterator[None]:
     """Joins the job that torchrun describes in the environment, or makes one of this process alone.
 
-    The job's processes share models as `layout` says. Collectives give up after `timeout_s` seconds. The backend is
-    NCCL on GPUs and gloo elsewhere. A job of one process opens no port. Everything that touches Megatron-core must
-    happen inside; the job is left at the end.
+    The job's processes share models as `layout` says. Collectives and ends of stages (see `relax.agreement`) give up
+    after `timeout_s` seconds. The backend is NCCL on GPUs and gloo elsewhere. A job of one process opens no port.
+    Everything that touches Megatron-core must happen inside; the job is left at the end.
 
     Raises RuntimeError when this process already is part of a job, and ValueError on every rank when the layout does
     not fit the number of processes.
@@ -33,29 +35,31 @@ def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float =
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     timeout = timedelta(seconds=timeout_s)
-    backend = "nccl" if on_gpu else "gloo"
+    store, rank, size = HashStore(), 0, 1
     if "RANK" in os.environ:
-        distributed.init_process_group(backend, timeout=timeout)
-    else:
-        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
-    try:
-        torch.set_flush_denormal(flushed or not on_gpu)
-        with shim.cuda_queries_answered(), shim.cpu_for_cuda():
-            parallel_state.initialize_model_parallel(
-                tensor_model_parallel_size=layout.tensor,
-                pipeline_model_parallel_size=layout.pipeline,
-                context_parallel_size=layout.context,
-                distributed_timeout_minutes=max(1, round(timeout_s / 60)),
-                create_gloo_process_groups=False,
-            )
-            # The inference tracker is Megatron's switch for "no random streams of its own": dropout is off here.
-            tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
-        with shim.cuda_queries_answered():
-            yield
-    finally:
-        parallel_state.destroy_model_parallel()
-        distributed.destroy_process_group()
-        torch.set_flush_denormal(flushed)  # a mode of the whole thread: whatever runs here next computes as before
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+    with agreement.joined(store, rank, size, timeout_s=timeout_s):
+        distributed.init_process_group(
+            "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=timeout
+        )
+        try:
+            torch.set_flush_denormal(flushed or not on_gpu)
+            with shim.cuda_queries_answered(), shim.cpu_for_cuda():
+                parallel_state.initialize_model_parallel(
+                    tensor_model_parallel_size=layout.tensor,
+                    pipeline_model_parallel_size=layout.pipeline,
+                    context_parallel_size=layout.context,
+                    distributed_timeout_minutes=timeout_s / 60,
+                    create_gloo_process_groups=False,
+                )
+                # The inference tracker is Megatron's switch for "no random streams of its own": dropout is off here.
+                tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
+            with shim.cuda_queries_answered():
+                yield
+        finally:
+            parallel_state.destroy_model_parallel()
+            distributed.destroy_process_group()
+            torch.set_flush_denormal(flushed)  # a mode of the whole thread: whatever runs next computes as before
 
 
 def _flushes_denormals() -> bool:

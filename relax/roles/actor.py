@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from relax.adapter import Evidence, Objective, OptimizerBatch, imitation_loss, sequences_of
+from relax.agreement import stage
 from relax.data.samples import Sample, Sequences
 from relax.inputs import Input
 from relax.megatron.learner import Update
@@ -50,7 +51,7 @@ class ActorRole:
         if not sizes:
             return
         evidence = self._evidence(samples, len(sizes), clock)
-        with clock.phase("advantages"):
+        with clock.phase("advantages"), stage("advantages of a rollout"):
             batches = self.objective.batches(samples, sizes, evidence)
         for batch in batches:
             valued = {} if self.critic is None else self.critic.improve(batch, clock)

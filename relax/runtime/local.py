@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attrs
 
+from relax.agreement import stage
 from relax.config import Config, configure
 from relax.data.seeds import generator
 from relax.errors import RelaxError
@@ -80,8 +81,9 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
         files.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RelaxError(f"{files.root}: cannot be made: {error.strerror}") from error
-    complete = with_data(config, files)
-    parts = build(complete, imitating=position.imitated < imitation_steps(config))
+    with stage("reading the data and building the model"):
+        complete = with_data(config, files)
+        parts = build(complete, imitating=position.imitated < imitation_steps(config))
     if latest is not None:
         checkpoint.load(latest, parts.trainer, parts.critic)
     if resume:

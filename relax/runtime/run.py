@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import attrs
 
+from relax.agreement import stage
 from relax.config import Config
 from relax.data.samples import Sequences
 from relax.errors import RelaxError
@@ -121,7 +122,8 @@ class Run:
         role = self.parts.rollout
         assert role is not None
         self._refresh_engine()
-        rollout = role.collect(self.position.drawn, self.clock)
+        with stage(f"samples and rewards of rollout {self.position.rollouts}"):
+            rollout = role.collect(self.position.drawn, self.clock)
         self._check_patience(rollout)
         with self.clock.phase("metrics"):
             metrics = sample_metrics(rollout.generated) | zero_signal_metrics(

@@ -1,0 +1,192 @@
+"""Errors on all ranks or on none: a stage of a run ends when every rank has ended it, or raises on every rank.
+
+Agreement goes through the job's key-value store, not through collectives: ranks whose peer has failed hang in the
+collective that it never joins, and a ballot that it casts instead would be taken for that collective.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Final
+
+import attrs
+from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
+
+from relax.errors import RelaxError
+from relax.lookout import SILENCE, Lookout
+from relax_core.collectives import is_anothers
+
+LONGEST_MESSAGE: Final = 2_000  # characters of an error that travel to the other ranks
+LONGEST_PAUSE: Final = 0.25  # seconds between two looks at the store
+
+
+class PeerError(RelaxError):
+    """Another rank failed, did not come or went elsewhere; the message says which, where, and what is known of it."""
+
+
+@attrs.frozen
+class _Verdict:
+    """How a stage ended: the fault that `rank` told of, or none."""
+
+    rank: int
+    fault: str | None = None
+
+
+def stage(place: str) -> AbstractContextManager[None]:
+    """A part of the run that all ranks go through together, named for whoever waits: "advantages of rollout 7".
+
+    Who leaves it knows that every rank has come through. What one rank raises inside, all raise: the first that failed
+    its own error, the others a `PeerError` with its rank and message. A rank that does not come within the job's time
+    limit, or comes to another stage, is a `PeerError` too. Stages do not nest. In a job of one process this is nothing.
+    """
+    return nullcontext() if _job is None else _job.stage(place)
+
+
+@contextmanager
+def joined(store: Store, rank: int, size: int, *, timeout_s: float) -> Iterator[None]:
+    """Makes `stage` an agreement of the `size` processes that share `store`; waits end after `timeout_s` seconds.
+
+    An error that leaves the block outside of every stage ends the next stage of the others.
+    """
+    global _job
+    if size == 1:
+        yield
+        return
+    with Lookout(PrefixStore("agreement", store), rank, size, timeout_s=timeout_s) as lookout:
+        _job = Agreement(lookout)
+        try:
+            yield
+            with _job.stage("the end of the job"):
+                pass
+        except BaseException as error:
+            _job.publish(error, "a place outside of all stages")
+            raise
+        finally:
+            _job.leave()
+            _job = None
+
+
+class Agreement:
+    """The stages of one rank. All ranks count theirs alike; what is agreed on about a stage is stored by its number."""
+
+    def __init__(self, lookout: Lookout) -> None:
+        self._lookout = lookout
+        self._store, self._rank, self._size = lookout.store, lookout.rank, lookout.size
+        self._number = 0
+        self._inside = False
+
+    @contextmanager
+    def stage(self, place: str) -> Iterator[None]:
+        """See `stage`. Raises RuntimeError inside another stage."""
+        if self._inside:
+            raise RuntimeError(f"the stage {place!r} lies inside another one")
+        self._inside = True
+        try:
+            with self._lookout.at(place, self._key("verdict")):
+                try:
+                    self._enter(place)
+                    yield
+                    self._come_through(place)
+                except PeerError:
+                    raise
+                except BaseException as error:
+                    verdict = self.publish(error, place)
+                    own = verdict.rank == self._rank and not _speaks_of_peers(error)
+                    if own or not isinstance(error, Exception):
+                        raise
+                    raise PeerError(verdict.fault) from error
+        finally:
+            self._inside = False
+            self._number += 1
+
+    def publish(self, error: BaseException, place: str) -> _Verdict:
+        """Let `error` be what the others hear of the stage, unless another fault came first; what they hear."""
+        if isinstance(error, PeerError):  # heard from them
+            return _Verdict(self._rank, str(error))
+        fault = f"rank {self._rank} failed at {place!r}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE]
+        try:
+            if is_anothers(error):
+                self._wait_for_verdict(SILENCE)
+            elif _speaks_of_peers(error) and not self._settled:
+                fault = f"{fault} ({self._lookout.report()})"
+            return self._settle(_Verdict(self._rank, fault))
+        except DistError:
+            heard = self._lookout.heard()
+            return _Verdict(self._rank, heard or f"{fault}; the store of the job is gone, and the rank that held it")
+
+    def leave(self) -> None:
+        """The end. Rank 0, whose process may hold the store, waits until the others have read what stands there."""
+        with suppress(DistError):
+            gone = self._count("gone")
+            until = time.monotonic() + SILENCE
+            while self._rank == 0 and gone < self._size and time.monotonic() < until:
+                time.sleep(0.01)
+                gone = self._count("gone", 0)
+
+    def _enter(self, place: str) -> None:
+        """Raises PeerError where a rank has already failed in this stage, or come to another one."""
+        rank, theirs = self._first("place", [self._rank, place])
+        if theirs != place:
+            fault = f"rank {self._rank} came to {place!r}, but rank {rank} to {theirs!r}; their stages must be the same"
+            self._settle(_Verdict(self._rank, fault))
+        if self._settled:
+            self._heed(self._settle(_Verdict(self._rank)))
+
+    def _come_through(self, place: str) -> None:
+        """Wait for the others at the end of the stage. Raises PeerError when one has failed or does not come."""
+        fault = None
+        if self._count(self._key("arrived")) == self._size:
+            self._forget_the_last()
+        else:
+            self._lookout.waits_here()
+            limit = self._lookout.timeout_s
+            if not self._wait_for_verdict(limit):
+                fault = f"not every rank came through {place!r} within {limit:g} s: {self._lookout.report()}"
+        self._heed(self._settle(_Verdict(self._rank, fault)))
+
+    def _wait_for_verdict(self, limit: float) -> bool:
+        """Whether there is a verdict on this stage within `limit` seconds."""
+        began = time.monotonic()
+        while not self._settled and (waited := time.monotonic() - began) < limit:
+            time.sleep(min(LONGEST_PAUSE, max(1e-4, waited / 10)))
+        return self._settled
+
+    @property
+    def _settled(self) -> bool:
+        with self._lookout.asking():
+            return self._store.check([self._key("verdict")])
+
+    def _settle(self, verdict: _Verdict) -> _Verdict:
+        """The verdict on this stage: this one, unless there already is another."""
+        return _Verdict(*self._first("verdict", attrs.astuple(verdict)))
+
+    def _heed(self, verdict: _Verdict) -> None:
+        if verdict.fault is not None:
+            raise PeerError(verdict.fault)
+
+    def _first(self, what: str, value: object) -> Any:
+        """What the first rank said of this stage: `value`, unless another was faster."""
+        with self._lookout.asking():
+            return json.loads(self._store.compare_set(self._key(what), "", json.dumps(value)))
+
+    def _count(self, key: str, more: int = 1) -> int:
+        with self._lookout.asking():
+            return self._store.add(key, more)
+
+    def _forget_the_last(self) -> None:
+        """Where all have arrived, all have read what was agreed on before."""
+        with self._lookout.asking():
+            for what in ("place", "arrived", "verdict"):
+                self._store.delete_key(f"{what}/{self._number - 1}")
+
+    def _key(self, what: str) -> str:
+        return f"{what}/{self._number}"
+
+
+_job: Agreement | None = None
+
+
+def _speaks_of_peers(error: BaseException) -> bool:
+    """Whether a collective failed, which tells of a connection but not of the rank behind it."""
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
