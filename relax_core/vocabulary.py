@@ -1,17 +1,20 @@
 """Log-probs and entropy of tokens, from logits or from hidden states, without a second tensor of tokens x vocabulary.
 
-Both work chunk by chunk, keep one number a token for the backward pass and recompute the rest there.
+Both work chunk by chunk, keep one number a token for the backward pass and recompute the rest there. The vocabulary may
+be spread over ranks: then each holds the words from `start` on, and `reduce` combines what they find.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import attrs
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from relax_core.checks import checked
+from relax_core.collectives import Reduce, local
 
 CHUNK: Final = 2**24
 """Logits in one chunk: 64 MiB of float32, some 110 tokens of a vocabulary of 151,936."""
@@ -26,6 +29,8 @@ def from_logits(
     *,
     temperature: float = 1.0,
     chunk: int = CHUNK,
+    start: int = 0,
+    reduce: Reduce = local,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """log_softmax(logits / temperature) at the targets, and the entropy in nats; float32 at least.
 
@@ -33,12 +38,16 @@ def from_logits(
 
     Args:
         chunk: how many logits to hold at a time.
+        start: the first of this rank's words; targets are numbered over the whole vocabulary.
+        reduce: over the ranks that share the vocabulary, twice for each chunk, in the forward pass only; for all of
+            them a chunk must be equally many tokens.
 
     Raises:
         ValueError: a temperature or chunk that is not positive.
     """
     _expect_positive(temperature, chunk)
-    log_probs, entropy = _FromLogits.apply(logits, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+    how = _How(temperature, chunk, start, reduce)
+    log_probs, entropy = _FromLogits.apply(logits, targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy
 
 
@@ -50,14 +59,26 @@ def from_hidden(
     *,
     temperature: float = 1.0,
     chunk: int = CHUNK,
+    start: int = 0,
+    reduce: Reduce = local,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """`from_logits` of hidden @ weight.T, of which only a chunk exists at a time, in the backward pass too.
 
-    Gradient flows to `hidden` and `weight`. Raises as `from_logits` does.
+    Gradient flows to `hidden` and `weight`; that of `hidden` is the part of this rank's words. Raises as `from_logits`
+    does.
     """
     _expect_positive(temperature, chunk)
-    log_probs, entropy = _FromHidden.apply(hidden, weight, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+    how = _How(temperature, chunk, start, reduce)
+    log_probs, entropy = _FromHidden.apply(hidden, weight, targets, how)  # type: ignore[no-untyped-call]
     return log_probs, entropy
+
+
+@attrs.frozen
+class _How:
+    temperature: float
+    chunk: int
+    start: int
+    reduce: Reduce
 
 
 def _expect_positive(temperature: float, chunk: int) -> None:
@@ -82,15 +103,23 @@ def _wide(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
-def _statistics(logits: Tensor, scratch: Tensor, targets: Tensor) -> Tensor:
+def _own(targets: Tensor, start: int, words: int) -> tuple[Tensor, Tensor]:
+    """[rows, 1] each: the column of each target among the words from `start` on, and whether it is one of them."""
+    column = targets[:, None] - start
+    return column.clamp(0, words - 1), (column >= 0) & (column < words)
+
+
+def _statistics(logits: Tensor, scratch: Tensor, targets: Tensor, how: _How) -> Tensor:
     """[3, rows]: log-probs at the targets, entropy and log-normalizer of rows of logits. Both buffers are used up."""
-    top = logits.amax(dim=-1, keepdim=True)
+    top = how.reduce(logits.amax(dim=-1, keepdim=True), "max")
     shifted = logits.sub_(top)
-    chosen = shifted.gather(-1, targets[:, None])[:, 0]
+    column, own = _own(targets, how.start, logits.shape[1])
+    chosen = shifted.gather(-1, column).masked_fill_(~own, 0.0)[:, 0]
     total = torch.exp(shifted, out=scratch).sum(dim=-1)
     expected = scratch.mul_(shifted).sum(dim=-1)
     if expected.isnan().any():  # 0 times -inf: a word that cannot be sampled
         expected = torch.exp(shifted.clamp_(min=_LEAST), out=scratch).mul_(shifted).sum(dim=-1)
+    chosen, total, expected = how.reduce(torch.stack([chosen, total, expected]), "sum")
     log_total = total.log()
     return torch.stack([chosen - log_total, log_total - expected / total, top[:, 0] + log_total])
 
@@ -98,6 +127,7 @@ def _statistics(logits: Tensor, scratch: Tensor, targets: Tensor) -> Tensor:
 def _logits_gradient(
     logits: Tensor,
     scratch: Tensor,
+    start: int,
     targets: Tensor,
     normalizer: Tensor,
     entropy: Tensor,
@@ -115,7 +145,8 @@ def _logits_gradient(
         p.mul_(log_p.clamp_(min=_LEAST).mul_(slope).add_(rest))
     else:
         p.mul_(-grad_log_probs[:, None])
-    return p.scatter_add_(-1, targets[:, None], grad_log_probs[:, None])
+    column, own = _own(targets, start, logits.shape[1])
+    return p.scatter_add_(-1, column, grad_log_probs[:, None].masked_fill(~own, 0.0))
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
@@ -132,58 +163,54 @@ def _product(hidden: Tensor, weight: Tensor, out: Tensor) -> Tensor:
 
 class _FromLogits(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, logits: Tensor, targets: Tensor, temperature: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: FunctionCtx, logits: Tensor, targets: Tensor, how: _How) -> tuple[Tensor, Tensor]:
         out = logits.new_empty(3, len(targets), dtype=_wide(logits))
-        for rows, buffer, scratch in _chunks(logits.shape, chunk, logits):
-            scaled = _scaled(buffer.copy_(logits[rows]), temperature)
-            out[:, rows] = _statistics(scaled, scratch, targets[rows])
+        for rows, buffer, scratch in _chunks(logits.shape, how.chunk, logits):
+            scaled = _scaled(buffer.copy_(logits[rows]), how.temperature)
+            out[:, rows] = _statistics(scaled, scratch, targets[rows], how)
         log_probs, entropy, normalizer = out
         ctx.save_for_backward(logits, targets, normalizer, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk  # type: ignore[attr-defined]
+        ctx.how = how  # type: ignore[attr-defined]
         return log_probs.clone(), entropy.clone()
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
-        temperature, chunk = ctx.temperature, ctx.chunk  # type: ignore[attr-defined]
+        how: _How = ctx.how  # type: ignore[attr-defined]
         gradient = torch.empty_like(logits)
         per_token = targets, normalizer, entropy, grad_log_probs, grad_entropy
-        for rows, buffer, scratch in _chunks(logits.shape, chunk, logits):
-            scaled = _scaled(buffer.copy_(logits[rows]), temperature)
-            gradient[rows] = _scaled(
-                _logits_gradient(scaled, scratch, *(values[rows] for values in per_token)), temperature
-            )
-        return gradient, None, None, None
+        for rows, buffer, scratch in _chunks(logits.shape, how.chunk, logits):
+            scaled = _scaled(buffer.copy_(logits[rows]), how.temperature)
+            of_logits = _logits_gradient(scaled, scratch, how.start, *(values[rows] for values in per_token))
+            gradient[rows] = _scaled(of_logits, how.temperature)
+        return gradient, None, None
 
 
 class _FromHidden(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor, how: _How) -> tuple[Tensor, Tensor]:
         out = hidden.new_empty(3, len(targets), dtype=_wide(hidden))
-        for rows, buffer, scratch in _chunks((len(hidden), len(weight)), chunk, hidden):
-            logits = _scaled(_product(hidden[rows], weight, buffer), temperature)
-            out[:, rows] = _statistics(logits, scratch, targets[rows])
+        for rows, buffer, scratch in _chunks((len(hidden), len(weight)), how.chunk, hidden):
+            logits = _scaled(_product(hidden[rows], weight, buffer), how.temperature)
+            out[:, rows] = _statistics(logits, scratch, targets[rows], how)
         log_probs, entropy, normalizer = out
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk  # type: ignore[attr-defined]
+        ctx.how = how  # type: ignore[attr-defined]
         return log_probs.clone(), entropy.clone()
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
-        temperature, chunk = ctx.temperature, ctx.chunk  # type: ignore[attr-defined]
+        how: _How = ctx.how  # type: ignore[attr-defined]
         learns = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=normalizer.dtype) if learns else None
         per_token = targets, normalizer, entropy, grad_log_probs, grad_entropy
-        for rows, buffer, scratch in _chunks((len(hidden), len(weight)), chunk, hidden):
-            logits = _scaled(_product(hidden[rows], weight, buffer), temperature)
-            gradient = _scaled(_logits_gradient(logits, scratch, *(values[rows] for values in per_token)), temperature)
+        for rows, buffer, scratch in _chunks((len(hidden), len(weight)), how.chunk, hidden):
+            logits = _scaled(_product(hidden[rows], weight, buffer), how.temperature)
+            of_logits = _logits_gradient(logits, scratch, how.start, *(values[rows] for values in per_token))
+            gradient = _scaled(of_logits, how.temperature)
             grad_hidden[rows] = gradient.to(hidden.dtype) @ weight
             if grad_weight is not None:
                 grad_weight.addmm_(gradient.T, hidden[rows].to(gradient.dtype))
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None

@@ -45,6 +45,11 @@ class ValueModel(PolicyModel):
         if self.post_process:
             self.output_layer = ValueHead(config.hidden_size, 1, bias=False)
 
+    def read(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Values, [selected]."""
+        values: Tensor = self.output_layer(hidden)[0]
+        return values.flatten()
+
 
 class Critic(Learner[ValueModel]):
     """A `ValueModel` and its optimizer. The value of a token is that of what stands before it."""
@@ -62,17 +67,13 @@ class Critic(Learner[ValueModel]):
 
     def values(self, sequences: Sequences) -> Tensor:
         """Values of all response tokens, back to back, without gradient."""
-        (values,) = self._forward(sequences, lambda batch, heads: (_values(batch, heads),), self._ddp, outputs=1)
+        (values,) = self._forward(sequences, lambda _, read: (read,), self._ddp, outputs=1)
         return values
 
     def update(self, sequences: Sequences, loss: ValueLossFunction) -> Update:
         """One optimizer step, as `Trainer.update` takes it."""
 
-        def share(batch: PaddedBatch, heads: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-            return loss(ValueBatch(batch.start, batch.stop, _values(batch, heads)))
+        def share(batch: PaddedBatch, read: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+            return loss(ValueBatch(batch.start, batch.stop, read))
 
         return self._update(sequences, share)
-
-
-def _values(batch: PaddedBatch, heads: Tensor) -> Tensor:
-    return heads.flatten()

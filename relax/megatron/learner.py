@@ -98,8 +98,8 @@ class Learner(Generic[M]):
         """What `read` makes of all micro-batches, without gradient: `outputs` tensors, [tokens] each, on every rank."""
         started = time.perf_counter()
 
-        def collect(batch: PaddedBatch, logits: Tensor, non_loss_data: bool) -> Outputs:
-            return read(batch, logits)
+        def collect(batch: PaddedBatch, output: Tensor, non_loss_data: bool) -> Outputs:
+            return read(batch, output)
 
         parts: list[Outputs] = self._schedule(sequences, collect, model, forward_only=True)
         tokens = sum(map(len, sequences.responses))
@@ -117,8 +117,8 @@ class Learner(Generic[M]):
         """
         started = time.perf_counter()
 
-        def share(batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-            value, metrics = loss(batch, logits)
+        def share(batch: PaddedBatch, output: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+            value, metrics = loss(batch, output)
             return value, torch.zeros((), dtype=torch.int), metrics
 
         self._ddp.zero_grad_buffer()
@@ -145,15 +145,17 @@ class Learner(Generic[M]):
     def _schedule(
         self, sequences: Sequences, reduce: Callable[..., object], model: torch.nn.Module, *, forward_only: bool
     ) -> list[Any]:
-        """Runs Megatron's schedule over the micro-batches: `reduce(batch, logits)` of each, on the last stage."""
+        """Runs Megatron's schedule over the micro-batches: `reduce(batch, output)` of each, on the last stage."""
         spans = self._spans(sequences)
 
         def forward_step(
             batches: Iterator[PaddedBatch], model: torch.nn.Module
         ) -> tuple[Tensor, Callable[..., object]]:
             batch = next(batches)
-            logits = model(batch.input_ids, batch.position_ids, batch.shared_prompt, loss_mask=batch.places)
-            return logits, partial(reduce, batch)
+            output = model(
+                batch.input_ids, batch.position_ids, batch.shared_prompt, labels=batch.targets, loss_mask=batch.places
+            )
+            return output, partial(reduce, batch)
 
         model.train()
         with shim.cpu_for_cuda():

@@ -18,6 +18,7 @@ from relax.megatron.kernels import Rotation
 from relax.megatron.layers import layer_spec
 from relax.megatron.layout import Layout
 from relax.megatron.rope import RopeScaling
+from relax.megatron.token_statistics import projected_statistics
 
 Architecture = Literal["qwen3", "qwen2", "llama"]
 
@@ -119,7 +120,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
     `position_ids` [batch or 1, time] are rotated by as they stand. `loss_mask`, which Megatron passes on untouched, is
     an index here: the places [selected] in the flattened [time, batch] whose logits are wanted. Only those are
-    computed, as [1, selected, vocabulary]; None asks for all, as [batch, time, vocabulary].
+    computed, as [1, selected, vocabulary]; None asks for all, as [batch, time, vocabulary]. With `labels`, the tokens
+    [selected] that follow those places, what comes is not the logits but what `read` makes of them.
 
     With several pipeline stages this is the one that `parallel_state` says, unless `layout` has the stages in one:
     ids are read by the first stage only, and other stages than the last return hidden states.
@@ -138,6 +140,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             position_embedding_type="rope",
             rotary_base=config.rotary_base,
         )
+        self.temperature = 1.0
         if config.rope_scaling is not None:
             self.rotary_pos_emb.inv_freq = config.rope_scaling.apply(self.rotary_pos_emb.inv_freq)
         cos, sin = self.rotary_pos_emb.get_cos_sin(config.max_position_embeddings)
@@ -152,11 +155,25 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         prepared = super()._preprocess(input_ids=input_ids, position_ids=position_ids, **kwargs)
         return prepared[0], self._rotation(position_ids), *prepared[2:]
 
-    def _postprocess(self, hidden_states: Tensor, loss_mask: Tensor | None = None, **kwargs: object) -> Tensor:
+    def _postprocess(
+        self,
+        hidden_states: Tensor,
+        labels: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        **kwargs: object,
+    ) -> Tensor:
         if loss_mask is not None and self.post_process:
             hidden_states = hidden_states.flatten(0, 1).index_select(0, loss_mask).unsqueeze(1)
-        result: Tensor = super()._postprocess(hidden_states=hidden_states, **kwargs)
+            if labels is not None:
+                return self.read(hidden_states, labels)
+        result: Tensor = super()._postprocess(hidden_states=hidden_states, labels=None, **kwargs)
         return result
+
+    def read(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Log-prob of each label, and the entropy there, of softmax(logits / `temperature`): [2, selected], in nats."""
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        return torch.stack(projected_statistics(hidden.squeeze(1), weight, labels, temperature=self.temperature))
 
 
 def build_model(config: ModelConfig, seed: int) -> PolicyModel:

@@ -1,14 +1,22 @@
-"""Log-probability and entropy of tokens from logits whose vocabulary may be spread over the tensor-parallel ranks."""
+"""Log-probability and entropy of tokens, over a vocabulary that may be spread over the tensor-parallel ranks."""
+
+from typing import Literal
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 from torch import Tensor, distributed
 from torch.autograd.function import FunctionCtx
 
+from relax_core import vocabulary
+from relax_core.vocabulary import CHUNK
 
-def _all_reduce(values: Tensor, op: distributed.ReduceOp.RedOpType) -> Tensor:
+
+def _reduce(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+    """Over the tensor-parallel ranks, in place: what comes here is nobody else's."""
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
-        distributed.all_reduce(values, op, group=parallel_state.get_tensor_model_parallel_group())
+        kind = distributed.ReduceOp.SUM if op == "sum" else distributed.ReduceOp.MAX
+        distributed.all_reduce(values, kind, group=parallel_state.get_tensor_model_parallel_group())
     return values
 
 
@@ -23,13 +31,13 @@ class _TokenStatistics(torch.autograd.Function):
         elsewhere = (local < 0) | (local >= size)
         local = local.masked_fill(elsewhere, 0)
 
-        peak = _all_reduce(logits.amax(-1, keepdim=True), distributed.ReduceOp.MAX)
+        peak = _reduce(logits.amax(-1, keepdim=True), "max")
         log_probs = logits - peak
-        log_probs -= _all_reduce(log_probs.exp().sum(-1, keepdim=True), distributed.ReduceOp.SUM).log_()
+        log_probs -= _reduce(log_probs.exp().sum(-1, keepdim=True), "sum").log_()
         chosen = log_probs.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill_(elsewhere, 0.0)
         entropy = (log_probs.exp() * log_probs).sum(-1).neg_()
-        _all_reduce(chosen, distributed.ReduceOp.SUM)
-        _all_reduce(entropy, distributed.ReduceOp.SUM)
+        _reduce(chosen, "sum")
+        _reduce(entropy, "sum")
 
         ctx.save_for_backward(log_probs, local, elsewhere, entropy)
         ctx.set_materialize_grads(False)
@@ -59,3 +67,21 @@ def token_statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """
     log_probs, entropy = _TokenStatistics.apply(logits, targets)  # type: ignore[no-untyped-call]
     return log_probs, entropy
+
+
+def projected_statistics(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk: int = CHUNK
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target and entropy of softmax(hidden @ weight.T / `temperature`): 2 x [tokens], in nats.
+
+    hidden [tokens, width], targets [tokens], and this rank's rows [local vocabulary, width] of the output layer. More
+    than `chunk` logits are never held: they come chunk by chunk then, and again in the backward pass.
+    """
+    hidden = copy_to_tensor_model_parallel_region(hidden)
+    if len(targets) * len(weight) > chunk:
+        start = len(weight) * parallel_state.get_tensor_model_parallel_rank()
+        return vocabulary.from_hidden(
+            hidden, weight, targets, temperature=temperature, chunk=chunk, start=start, reduce=_reduce
+        )
+    logits = torch.mm(hidden, weight.t())
+    return token_statistics(logits if temperature == 1.0 else logits / temperature, targets)

@@ -13,7 +13,6 @@ from relax.megatron.batch import PaddedBatch
 from relax.megatron.learner import Learner, Update, load_sharded, sharded
 from relax.megatron.model import ModelConfig, PolicyModel, build_model
 from relax.megatron.optimizer import OptimizerConfig
-from relax.megatron.token_statistics import token_statistics
 
 _REFERENCE = "reference."
 
@@ -58,11 +57,22 @@ class Trainer(Learner[PolicyModel]):
     ) -> None:
         if not temperature > 0:
             raise ValueError(f"temperature must be positive to have log-probs, got {temperature}")
-        self.temperature = temperature
         self.reference = build_model(model_config, seed).requires_grad_(False) if reference else None
         super().__init__(
             build_model(model_config, seed), model_config, optimizer_config, micro_batch_size=micro_batch_size
         )
+        self.temperature = temperature
+
+    @property
+    def temperature(self) -> float:
+        """Of the distribution that log-probs are of."""
+        return self.model.temperature
+
+    @temperature.setter
+    def temperature(self, temperature: float) -> None:
+        for model in (self.model, self.reference):
+            if model is not None:
+                model.temperature = temperature
 
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
         """Takes over Hugging Face weights, in the policy and in the reference, if any. Errors: as `hf.load`."""
@@ -94,8 +104,8 @@ class Trainer(Learner[PolicyModel]):
         Raises RelaxError, with the weights as they were, when the gradient is not finite.
         """
 
-        def share(batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-            return loss(MicroBatch(batch.start, batch.stop, *self._statistics(batch, logits)))
+        def share(batch: PaddedBatch, read: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+            return loss(MicroBatch(batch.start, batch.stop, *read))
 
         return self._update(sequences, share)
 
@@ -111,8 +121,4 @@ class Trainer(Learner[PolicyModel]):
             load_sharded(self.reference, _REFERENCE, state["reference"])
 
     def _log_probs(self, sequences: Sequences, model: torch.nn.Module) -> LogProbs:
-        return LogProbs(*self._forward(sequences, self._statistics, model, outputs=2))
-
-    def _statistics(self, batch: PaddedBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
-        logits = logits.squeeze(0)
-        return token_statistics(logits if self.temperature == 1.0 else logits / self.temperature, batch.targets)
+        return LogProbs(*self._forward(sequences, lambda _, read: (read[0], read[1]), model, outputs=2))

@@ -6,6 +6,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relax_core import vocabulary
+from relax_core.collectives import Reduce
+from tests.core.ranks import on_ranks
 
 TOKENS, WIDTH, WORDS = 23, 5, 17
 
@@ -114,3 +116,35 @@ def test_nothing_of_tokens_times_vocabulary_ever_exists() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda value: saved.append(value.numel()) or value, lambda v: v):
         vocabulary.from_hidden(hidden, weight, targets, chunk=20_000)
     assert max(saved) == weight.numel()
+
+
+@pytest.mark.parametrize("sizes", [(17,), (9, 8), (1, 16), (6, 6, 5)])
+def test_a_vocabulary_spread_over_ranks(sizes: tuple[int, ...], batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Values are those of the whole, the parts of the hidden states' gradient add up, weights get their own rows."""
+    hidden, weight, targets = batch
+    upstream = torch.randn(2, TOKENS).double()
+    exact = plain(hidden @ weight.T, targets, 0.7)
+    of_hidden, of_weight = torch.autograd.grad((torch.stack(exact) * upstream).sum(), (hidden, weight))
+
+    def rank(start: int, reduce: Reduce) -> tuple[Tensor, Tensor, Tensor]:
+        size = sizes[starts.index(start)]
+        states, rows = hidden.detach().clone(), weight.detach()[start : start + size].clone()
+        found = torch.stack(
+            vocabulary.from_hidden(
+                states.requires_grad_(),
+                rows.requires_grad_(),
+                targets,
+                temperature=0.7,
+                chunk=4 * size,
+                start=start,
+                reduce=reduce,
+            )
+        )
+        return found.detach(), *torch.autograd.grad((found * upstream).sum(), (states, rows))
+
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    found, _ = on_ranks(starts, rank)
+    for values, _, _ in found:
+        torch.testing.assert_close(values, torch.stack(exact).detach())
+    torch.testing.assert_close(sum(part for _, part, _ in found), of_hidden)
+    torch.testing.assert_close(torch.cat([part for _, _, part in found]), of_weight)

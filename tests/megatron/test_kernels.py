@@ -3,9 +3,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from relax.megatron import kernels
-from relax.megatron.token_statistics import token_statistics
+from relax.megatron.token_statistics import projected_statistics, token_statistics
 
 
 def draw(*shape: int) -> Tensor:
@@ -59,3 +60,36 @@ def test_token_statistics_have_the_right_gradients() -> None:
     assert torch.autograd.gradcheck(lambda values: token_statistics(values, targets), (logits,))
     for chosen in (0, 1):  # a loss of either alone
         assert torch.autograd.gradcheck(lambda values, i=chosen: token_statistics(values, targets)[i], (logits,))
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor holds that anything computed."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        result = func(*args, **(kwargs or {}))
+        found = result if isinstance(result, tuple | list) else [result]
+        self.numel = max([self.numel, *(part.numel() for part in found if isinstance(part, Tensor))])
+        return result
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 128, 500, 10_000])
+def test_logits_come_in_chunks_and_change_nothing(chunk: int) -> None:
+    torch.manual_seed(4)
+    hidden, weight = torch.randn(23, 8, dtype=torch.float64), torch.randn(50, 8, dtype=torch.float64)
+    targets, out = torch.randint(50, (23,)), torch.randn(2, 23, dtype=torch.float64)
+
+    def run(statistics: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[Tensor]:
+        states, matrix = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        found = torch.stack(statistics(states, matrix))
+        (found * out).sum().backward()
+        return [found.detach(), states.grad, matrix.grad]
+
+    expected = run(lambda states, matrix: token_statistics(states @ matrix.t() / 0.7, targets))
+    with Largest() as largest:
+        found = run(lambda states, matrix: projected_statistics(states, matrix, targets, temperature=0.7, chunk=chunk))
+    for ours, whole in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-12, atol=1e-12)
+    # Nothing larger than a chunk (one row of logits at least) or than the weights and states that were there before.
+    assert largest.numel <= max(chunk, 50 * 8)

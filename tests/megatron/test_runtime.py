@@ -88,7 +88,7 @@ VOCABULARY_PARALLEL = """
 import sys, torch
 from megatron.core import parallel_state
 from relax.megatron import shim
-from relax.megatron.token_statistics import token_statistics
+from relax.megatron.token_statistics import projected_statistics, token_statistics
 from torch import distributed
 
 torch.set_num_threads(1)
@@ -109,6 +109,18 @@ ours = token_statistics(shard, targets)
 (weights[0] * ours[0] + weights[1] * ours[1]).sum().backward()
 torch.testing.assert_close(ours, (log_probs.detach(), entropy.detach()), atol=1e-12, rtol=0)
 torch.testing.assert_close(shard.grad, whole.grad[:, 5 * rank : 5 * rank + 5], atol=1e-12, rtol=0)
+
+hidden, weight = (torch.randn(n, 6, generator=generator, dtype=torch.float64).requires_grad_() for n in (7, 10))
+plain = (hidden @ weight.T / 0.7).log_softmax(-1)
+log_probs, entropy = plain[range(7), targets], -(plain.exp() * plain).sum(-1)
+(weights[0] * log_probs + weights[1] * entropy).sum().backward()
+for chunk in (1, 10, 10_000):
+    states, rows = (part.detach().clone().requires_grad_() for part in (hidden, weight[5 * rank : 5 * rank + 5]))
+    ours = projected_statistics(states, rows, targets, temperature=0.7, chunk=chunk)
+    (weights[0] * ours[0] + weights[1] * ours[1]).sum().backward()
+    torch.testing.assert_close(ours, (log_probs.detach(), entropy.detach()), atol=1e-12, rtol=0)
+    torch.testing.assert_close(states.grad, hidden.grad, atol=1e-12, rtol=0)
+    torch.testing.assert_close(rows.grad, weight.grad[5 * rank : 5 * rank + 5], atol=1e-12, rtol=0)
 """
 
 
