@@ -120,8 +120,8 @@ def test_a_configuration_of_another_size_lists_every_tensor(tmp_path: Path) -> N
     make(tmp_path, "qwen3")
     edit_config(tmp_path, num_hidden_layers=3, head_dim=10, tie_word_embeddings=False, layer_types=None)
     lines = message_of(tmp_path).splitlines()[1:]
-    assert sum(line.startswith("missing model.layers.2.") for line in lines) == 11
-    assert "missing lm_head.weight" in lines
+    assert sum(line.startswith("model.safetensors: missing model.layers.2.") for line in lines) == 11
+    assert "model.safetensors: missing lm_head.weight" in lines
     assert "model.safetensors: model.layers.0.self_attn.q_norm.weight has shape (12,), expected (10,)" in lines
     assert len(lines) == 11 + 1 + 2 * 6  # q, k, v, o and two norms of each layer
 

@@ -71,10 +71,11 @@ class SafetensorsFiles(Mapping[str, Tensor]):
         """Of every tensor."""
         return {name: header.shape for name, header in self.headers.items()}
 
-    @property
-    def files(self) -> Mapping[str, str]:
-        """Where each tensor lies, or should lie."""
-        return {**self.index, **{name: header.file for name, header in self.headers.items()}}
+    def place(self, name: str) -> str:
+        """The file where tensor `name` lies, or should lie, or the index that does not name it."""
+        if name in self.headers:
+            return self.headers[name].file
+        return self.index.get(name, INDEX) if self.index else SINGLE
 
     @property
     def dtype(self) -> torch.dtype:

@@ -20,11 +20,7 @@ from relax.megatron.hf.weights import check_tied, export, misfits
 from relax.megatron.model import ModelConfig, PolicyModel
 
 GENERATION: Final = "generation_config.json"
-TOKENIZER: Final = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-)  # at least one of them, where there is one at all
+TOKENIZER: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenizer has at least one of them
 KEPT: Final = (
     *TOKENIZER,
     GENERATION,
@@ -77,7 +73,7 @@ def read_pretrained(directory: Path) -> Pretrained:
         raise RelaxError(f"{directory}: no such directory")
     config, special_tokens = read_config(directory)
     weights = SafetensorsFiles.of(directory)
-    faults = [*weights.faults, *misfits(config, weights.shapes, weights.files)]
+    faults = [*weights.faults, *misfits(config, weights.shapes, weights.place)]
     if faults:
         raise RelaxError("\n".join((f"{directory}: these weights do not fit config.json:", *faults)))
     check_tied(config, weights)

@@ -1,6 +1,6 @@
 """A Megatron model's weights from and to Hugging Face's, in memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from megatron.core import parallel_state
@@ -52,9 +52,9 @@ def load(model: PolicyModel, config: ModelConfig, state: Mapping[str, Tensor]) -
     them if it equals the embedding.
     """
     if isinstance(state, SafetensorsFiles):
-        faults = list(misfits(config, state.shapes, state.files))
+        faults = list(misfits(config, state.shapes, state.place))
     else:
-        faults = list(misfits(config, {name: tuple(tensor.shape) for name, tensor in state.items()}, {}))
+        faults = list(misfits(config, {name: tuple(tensor.shape) for name, tensor in state.items()}))
     if faults:
         raise RelaxError("these weights do not fit the model: " + "; ".join(faults))
     check_tied(config, state)
@@ -63,19 +63,23 @@ def load(model: PolicyModel, config: ModelConfig, state: Mapping[str, Tensor]) -
         held[name].copy_(tensor)
 
 
-def misfits(config: ModelConfig, found: Mapping[str, Shape], files: Mapping[str, str]) -> Iterator[str]:
-    """A line for each tensor that is missing, unexpected or of a wrong shape; `files` says where each one lies."""
+def misfits(
+    config: ModelConfig, found: Mapping[str, Shape], place: Callable[[str], str] | None = None
+) -> Iterator[str]:
+    """A line for each tensor that is missing, unexpected or of a wrong shape; `place` says in which file."""
     expected = shapes(config)
-    place = {name: f"{file}: " for name, file in files.items()}
-    for name in expected:
-        if name not in found:
-            yield f"{place.get(name, '')}missing {name}"
-    for name, shape in found.items():
+
+    def at(name: str) -> str:
+        return "" if place is None else f"{place(name)}: "
+
+    for name in dict.fromkeys((*expected, *found)):
         wanted = expected.get(EMBEDDING if name == HEAD and config.tie_embeddings else name)
-        if wanted is None:
-            yield f"{place.get(name, '')}unexpected {name}"
-        elif shape != wanted:
-            yield f"{place.get(name, '')}{name} has shape {shape}, expected {wanted}"
+        if name not in found:
+            yield f"{at(name)}missing {name}"
+        elif wanted is None:
+            yield f"{at(name)}unexpected {name}"
+        elif found[name] != wanted:
+            yield f"{at(name)}{name} has shape {found[name]}, expected {wanted}"
 
 
 def check_tied(config: ModelConfig, state: Mapping[str, Tensor]) -> None:
