@@ -35,6 +35,12 @@ def held_by(config: ModelConfig, state: dict[str, Tensor], size: int) -> list[di
     return [dict(to_megatron(config, state, shard)) for shard in shards]
 
 
+def together(config: ModelConfig, pieces: list[tuple[Shard, dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """The whole state again."""
+    shards = [shard for shard, _ in pieces]
+    return dict(to_hugging_face(config, shards, lambda name, members: [pieces[index][1][name] for index in members]))
+
+
 @ARCHITECTURES
 @pytest.mark.parametrize("tensor_size", [1, 2])
 @pytest.mark.parametrize("stages", [[range(2)], [range(1), range(1, 2)]], ids=["one stage", "two stages"])
@@ -55,17 +61,17 @@ def test_the_shards_of_every_layout_make_up_the_whole(
                 tensor_size=tensor_size,
             )
             pieces.append((shard, dict(to_megatron(config, state, shard))))
-    back = dict(to_hugging_face(config, pieces[::-1]))
-    assert back.keys() == state.keys()
+    back = together(config, pieces[::-1])
+    assert list(back) == list(state)  # in order, whatever the shards' is
     for name, tensor in state.items():
         assert torch.equal(back[name], tensor), name
     # A later stage counts its own layers from 0; a last stage of a tied model has a copy of the embedding.
     last = pieces[-1][1]
     assert {name.split(".")[2] for name in last if name.startswith("decoder.layers.")} == set("01"[: len(stages[-1])])
     assert ("output_layer.weight" in last) == (not tie_embeddings or len(stages) == 2)
-    for pieces_missing in (pieces[1:], pieces[:-1], [*pieces, pieces[0]]):
+    for wrong in (pieces[1:], pieces[:-1], [*pieces, pieces[0]]):
         with pytest.raises(ValueError, match="do not make up the whole model exactly once"):
-            dict(to_hugging_face(config, pieces_missing))
+            together(config, wrong)
 
 
 @pytest.mark.parametrize(("name", "axis"), [(QKV, 0), (PROJ, 1), (FC2, 1), ("output_layer.weight", 0)])

@@ -1,7 +1,8 @@
 """Weights as safetensors files: one, or several with an index."""
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -120,27 +121,48 @@ def _read_headers(directory: Path, file: str) -> dict[str, Header]:
         return {name: Header(file, tuple(header.get_shape()), header.get_dtype()) for name, header in slices.items()}
 
 
-def write(state: Mapping[str, Tensor], directory: Path, *, dtype: torch.dtype, max_shard_size: int) -> None:
-    """Writes `state` into `directory` in `dtype`: as one file, or as several of at most `max_shard_size` bytes.
+def write(
+    tensors: Iterable[tuple[str, Tensor]],
+    shapes: Mapping[str, Shape],
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    max_shard_size: int,
+) -> None:
+    """Writes `tensors`, whose names and shapes are known before, into `directory` in `dtype`.
 
-    A tensor larger than that has a file of its own. Only one file's tensors are copied at a time.
+    As one file, or as several of at most `max_shard_size` bytes; a tensor larger than that has a file of its own. Only
+    one file's tensors are held at a time if they come in the order of `shapes`.
     """
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+    index = _plan(sizes, max_shard_size)
+    missing = {file: {name for name in index if index[name] == file} for file in index.values()}
+    waiting: dict[str, dict[str, Tensor]] = {file: {} for file in missing}
+    for name, tensor in tensors:
+        file = index[name]
+        waiting[file][name] = tensor.to(device="cpu", dtype=dtype).contiguous()
+        missing[file].remove(name)
+        if not missing[file]:
+            save_file(waiting.pop(file), directory / file, metadata={"format": "pt"})
+    if len(missing) > 1:
+        text = json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}, indent=2)
+        (directory / INDEX).write_text(text + "\n", encoding="utf-8")
+
+
+def _plan(sizes: Mapping[str, int], max_shard_size: int) -> dict[str, str]:
+    """Which file each tensor goes to: as many in a row as fit."""
     shards: list[list[str]] = [[]]
     room = max_shard_size
-    for name, tensor in state.items():
-        size = tensor.numel() * dtype.itemsize
+    for name, size in sizes.items():
         if size > room and shards[-1]:
             shards.append([])
             room = max_shard_size
         shards[-1].append(name)
         room -= size
-    index: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {name: state[name].to(device="cpu", dtype=dtype).contiguous() for name in names}
-        save_file(tensors, directory / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        total = sum(tensor.numel() for tensor in state.values()) * dtype.itemsize
-        text = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)
-        (directory / INDEX).write_text(text + "\n", encoding="utf-8")
+    if len(shards) == 1:
+        return dict.fromkeys(sizes, SINGLE)
+    return {
+        name: f"model-{number:05}-of-{len(shards):05}.safetensors"
+        for number, names in enumerate(shards, start=1)
+        for name in names
+    }

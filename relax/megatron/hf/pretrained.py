@@ -16,7 +16,8 @@ from relax.errors import RelaxError
 from relax.megatron.atomic import atomic_directory
 from relax.megatron.hf.config import SPECIAL_TOKENS, hf_config, read_config
 from relax.megatron.hf.files import SafetensorsFiles, write
-from relax.megatron.hf.weights import check_tied, export, misfits
+from relax.megatron.hf.shards import shapes
+from relax.megatron.hf.weights import check_tied, misfits, stream
 from relax.megatron.model import ModelConfig, PolicyModel
 
 GENERATION: Final = "generation_config.json"
@@ -101,18 +102,20 @@ def save_pretrained(
     writes. Raises RelaxError on every rank where that fails.
     """
     beside = companions or Companions()
-    weights = export(model, config)
+    weights = stream(model, config)
     failure: list[str | None] = [None]
     if distributed.get_rank() == 0:
         try:
             with atomic_directory(directory) as unfinished:
                 hf_config(config, dtype=beside.dtype, special_tokens=beside.special_tokens).save_pretrained(unfinished)
-                write(weights, unfinished, dtype=beside.dtype, max_shard_size=max_shard_size)
+                write(weights, shapes(config), unfinished, dtype=beside.dtype, max_shard_size=max_shard_size)
                 for name, content in beside.files.items():
                     (unfinished / name).parent.mkdir(exist_ok=True)
                     (unfinished / name).write_bytes(content)
         except (OSError, SafetensorError) as error:
             failure = [f"{directory}: cannot be written: {error}"]
+    for _ in weights:
+        pass  # other ranks wait for this one until every tensor has passed
     distributed.broadcast_object_list(failure)
     if failure[0] is not None:
         raise RelaxError(failure[0])

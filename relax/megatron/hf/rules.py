@@ -1,6 +1,7 @@
 """Which Hugging Face tensors make up which Megatron tensor, and how ranks share it: one table, read both ways."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import attrs
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from relax.megatron.model import ModelConfig
 
 Shape = tuple[int, ...]
+OUTPUT: Final = "output_layer.weight"
 
 
 @attrs.frozen
@@ -108,4 +110,4 @@ def output_rules(config: ModelConfig) -> Iterator[Rule]:
     """The last norm, and the output layer, which is made of the embedding where the two are tied."""
     yield Rule("decoder.final_layernorm.weight", {"model.norm.weight": (config.hidden_size,)})
     source = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-    yield Rule("output_layer.weight", {source: (config.vocab_size, config.hidden_size)}, axis=0)
+    yield Rule(OUTPUT, {source: (config.vocab_size, config.hidden_size)}, axis=0)

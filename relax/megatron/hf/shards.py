@@ -1,12 +1,14 @@
 """Weights between a full Hugging Face state and what each rank of any layout holds. Plain tensors, no processes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 from torch import Tensor
 
-from relax.megatron.hf.rules import Rule, Shape, embedding_rule, layer_rules, output_rules
+from relax.megatron.hf.rules import OUTPUT, Rule, Shape, embedding_rule, layer_rules, output_rules
 from relax.megatron.model import ModelConfig
+
+Fetch = Callable[[str, Sequence[int]], Sequence[Tensor]]
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +40,7 @@ def rules(config: ModelConfig, shard: Shard) -> Iterator[Rule]:
     if shard.has_output:
         for rule in output_rules(config):
             # With both ends on one rank, a tied output layer is the embedding itself.
-            if not (config.tie_embeddings and shard.has_embedding and rule.megatron.startswith("output_layer.")):
+            if not (config.tie_embeddings and shard.has_embedding and rule.megatron == OUTPUT):
                 yield rule
 
 
@@ -54,26 +56,26 @@ def to_megatron(config: ModelConfig, state: Mapping[str, Tensor], shard: Shard) 
         yield rule.megatron, rule.cut(joined, shard.tensor_rank, shard.tensor_size)
 
 
-def to_hugging_face(
-    config: ModelConfig, pieces: Sequence[tuple[Shard, Mapping[str, Tensor]]]
-) -> Iterator[tuple[str, Tensor]]:
-    """The full Hugging Face state of all shards' Megatron states, tensor by tensor; with one piece, views where it can.
+def to_hugging_face(config: ModelConfig, shards: Sequence[Shard], fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
+    """The full Hugging Face state of a model that `shards` make up, tensor by tensor, from the first layer to the last.
 
-    Raises ValueError if a layer, an end of the model or a tensor-parallel rank is missing or there twice.
+    `fetch(name, members)` gives what these of the shards, by index, hold under Megatron's `name`. With one shard,
+    results are views of it where they can be. Raises ValueError if the shards are not the whole model exactly once.
     """
-    stages: dict[Shard, dict[int, Mapping[str, Tensor]]] = {}
-    for shard, state in pieces:
-        stages.setdefault(attrs.evolve(shard, tensor_rank=0), {})[shard.tensor_rank] = state
-    _check_complete(config, stages, len(pieces))
-    for stage, states in stages.items():
+    stages: dict[Shard, dict[int, int]] = {}
+    for index, shard in enumerate(shards):
+        stages.setdefault(attrs.evolve(shard, tensor_rank=0), {})[shard.tensor_rank] = index
+    _check_complete(config, stages, len(shards))
+    for stage in sorted(stages, key=lambda stage: (stage.layers.start, stage.layers.stop)):
+        members = [stages[stage][rank] for rank in range(stage.tensor_size)]
         for rule in rules(config, stage):
-            if rule.megatron.startswith("output_layer.") and config.tie_embeddings:
+            if rule.megatron == OUTPUT and config.tie_embeddings:
                 continue  # a last stage's copy of the embedding
-            assembled = rule.assemble([states[rank][rule.megatron] for rank in range(stage.tensor_size)])
+            assembled = rule.assemble(fetch(rule.megatron, members))
             yield from zip(rule.hugging_face, rule.split(config, assembled), strict=True)
 
 
-def _check_complete(config: ModelConfig, stages: Mapping[Shard, Mapping[int, object]], count: int) -> None:
+def _check_complete(config: ModelConfig, stages: Mapping[Shard, Mapping[int, int]], count: int) -> None:
     layers = sorted(layer for stage in stages for layer in stage.layers)
     ends = sum(stage.has_embedding for stage in stages), sum(stage.has_output for stage in stages)
     ranks_are_complete = all(sorted(ranks) == list(range(stage.tensor_size)) for stage, ranks in stages.items())

@@ -1,6 +1,7 @@
 """A Megatron model's weights from and to Hugging Face's, in memory."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from megatron.core import parallel_state
@@ -12,6 +13,7 @@ from relax.megatron.hf.rules import Shape
 from relax.megatron.hf.shards import Shard, shapes, to_hugging_face, to_megatron
 from relax.megatron.model import ModelConfig, PolicyModel
 
+T = TypeVar("T")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -28,19 +30,36 @@ def shard_of(model: PolicyModel) -> Shard:
 
 
 def export(model: PolicyModel, config: ModelConfig) -> dict[str, Tensor]:
-    """The whole model's weights under Hugging Face's names; a tied output layer is left out.
+    """The whole model's weights under Hugging Face's names: all that `stream` brings."""
+    return dict(stream(model, config))
+
+
+def stream(model: PolicyModel, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    """The whole model's weights under Hugging Face's names, one by one; a tied output layer is left out.
 
     Detached. Where this rank holds the whole model, they are partly views into it: clone what must outlive the next
-    optimizer step. Where several ranks share a model, all of them must call this, and all get the whole, on the CPU.
+    optimizer step. Where several ranks share a model, each of them must run this to its end, and gets every tensor, on
+    the CPU.
     """
-    shard = shard_of(model)
     held = {name: parameter.detach() for name, parameter in model.named_parameters()}
     group = parallel_state.get_model_parallel_group()
     if group.size() == 1:
-        return dict(to_hugging_face(config, [(shard, held)]))
-    pieces: list[tuple[Shard, dict[str, Tensor]]] = [(shard, {})] * group.size()
-    distributed.all_gather_object(pieces, (shard, {name: tensor.cpu() for name, tensor in held.items()}), group=group)
-    return dict(to_hugging_face(config, pieces))
+        yield from to_hugging_face(config, [shard_of(model)], lambda name, _: [held[name]])
+        return
+
+    def fetch(name: str, members: Sequence[int]) -> list[Tensor]:
+        # A copy, since a view would be sent with all that it is a view of.
+        share = held[name].to("cpu", copy=True) if group.rank() in members else None
+        shares = _gather(share, group)
+        return [share for share in map(shares.__getitem__, members) if share is not None]
+
+    yield from to_hugging_face(config, _gather(shard_of(model), group), fetch)
+
+
+def _gather(value: T, group: distributed.ProcessGroup) -> list[T]:
+    gathered = [value] * group.size()
+    distributed.all_gather_object(gathered, value, group=group)
+    return gathered
 
 
 @torch.no_grad()
