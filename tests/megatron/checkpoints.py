@@ -1,6 +1,7 @@
 """Checkpoints with random weights, made by transformers alone."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -84,10 +85,8 @@ def tokenizer(**settings: object) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **{**words, **settings})
 
 
-def trainer_of(pretrained: hf.Pretrained, make_trainer: object) -> Trainer:
+def trainer_of(pretrained: hf.Pretrained, make_trainer: Callable[..., Trainer]) -> Trainer:
     """A trainer that starts from a checkpoint."""
-    assert callable(make_trainer)
     trainer = make_trainer(pretrained.config, reference=True)
-    assert isinstance(trainer, Trainer)
     trainer.start_from(pretrained.weights)
     return trainer

@@ -121,6 +121,7 @@ def test_the_export_answers_like_the_run(desk: Path, base: Path) -> None:
     """Loaded by transformers alone, it gives the same greedy answers to the held-out problems."""
     model = transformers.AutoModelForCausalLM.from_pretrained(base / "export")
     tokenizer = transformers.AutoTokenizer.from_pretrained(base / "export")
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     for shown in lines(base / "eval.jsonl")[-1]["samples"][:3]:
         ids = torch.tensor([tokenizer(shown["prompt"], add_special_tokens=False)["input_ids"]])
         answer = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6)
