@@ -19,9 +19,15 @@ from relax.megatron.trainer import MicroBatch
 from relax.rewards.hooks import load_hook
 from relax_core import TokenLoss, Tokens, advantages, corrections, kl, local, losses, reducers, signal, split_by
 from relax_core.algorithms import stages
-from relax_core.collectives import Reduce
-from relax_core.pipeline import Pipeline
+from relax_core.collectives import Reduce, agree
+from relax_core.pipeline import Pipeline, Tangent, summed
 from relax_core.rewards import component_matrix
+
+Gather = Callable[[Tensor], tuple[Tensor, slice]]
+
+
+def _alone(values: Tensor) -> tuple[Tensor, slice]:
+    return values, slice(len(values))
 
 
 @attrs.frozen
@@ -49,7 +55,7 @@ class OptimizerBatch:
 
     Without old log-probs in the `evidence`, the step is the rollout's first and only one: the policy that is improved
     is then the one being trained, and its log-probs are the current ones, without gradient. `rollout_log_probs` are
-    what the engine reported.
+    what the engine reported. `num_samples` are those of all data-parallel ranks, of which this is one's share.
     """
 
     sequences: Sequences
@@ -59,28 +65,32 @@ class OptimizerBatch:
     weights: Tensor
     evidence: Evidence
     rollout_log_probs: Tensor
+    num_samples: int
+    tangent: Tangent | None = None
 
 
 @attrs.frozen
 class Objective:
     """What a run optimizes: its algorithm bound to hyperparameters, and the settings around it.
 
-    `hook` stands in for the algorithm's first stage, where a user brought one.
+    `hook` stands in for the algorithm's first stage, where a user brought one. `gather` joins the vectors of all
+    data-parallel ranks, and tells which part of it is this rank's.
     """
 
     pipeline: Pipeline[object]
     config: Config
     hook: Callable[[Sequence[Sample]], Tensor] | None = None
+    gather: Gather = _alone
 
     @classmethod
-    def of(cls, config: Config, reduce: Reduce = local) -> "Objective":
+    def of(cls, config: Config, reduce: Reduce = local, gather: Gather = _alone) -> "Objective":
         """The objective that a configuration describes. `reduce` sums or maximizes over the data-parallel ranks.
 
         Errors: `RelaxError` for a hook that cannot be imported.
         """
         reducer = stages.token_mean if config.calculate_per_token_loss else None
         bound = Pipeline[object](config.algorithm, config.hyperparameters, reduce=reduce, reducer=reducer)
-        return cls(bound, config, load_hook(config))
+        return cls(bound, config, load_hook(config), gather)
 
     def rewards(self, samples: Sequence[Sample]) -> Tensor:
         """What the algorithm reads of the samples' rewards, float64 [samples, components]."""
@@ -131,18 +141,32 @@ class Objective:
             raise RelaxError(f"--advantage-estimator {name}, rewards {keys}: {error}") from error
 
     def batches(
-        self, samples: Sequence[Sample], sizes: Sequence[int], evidence: Evidence | None = None
+        self,
+        samples: Sequence[Sample],
+        sizes: Sequence[int],
+        evidence: Evidence | None = None,
+        scores: Tensor | None = None,
     ) -> list[OptimizerBatch]:
-        """Stage 2: the optimizer batches of a rollout, `sizes` samples each, with their advantages."""
+        """Stage 2: the optimizer batches of a rollout, `sizes` samples each, with their advantages.
+
+        With several data-parallel ranks, all of them at once, each with its share of the samples of every batch, none
+        being a possible share. `scores`, [samples], are for shares that split groups: those of `scores` on whole ones.
+        What is wrong on any rank is raised on all.
+        """
         evidence = evidence or Evidence()
         sequences = sequences_of(samples)
         tokens = sequences.tokens
-        estimate = attrs.evolve(self.pipeline, segment=split_by(sizes)).advantages(
-            self.scores(samples), tokens, kl=self._kl_in_reward(evidence), values=evidence.values
+        reduce = self.pipeline.reduce
+        known = agree(
+            lambda: self.scores(samples) if scores is None else scores, lambda _: len(sizes), reduce, tokens.mask.device
         )
+        estimate = attrs.evolve(self.pipeline, segment=split_by(sizes)).advantages(
+            known, tokens, kl=self._kl_in_reward(evidence), values=evidence.values
+        )
+        totals = reduce(torch.tensor(sizes, dtype=torch.float64), "sum").long().tolist()
         rolled = torch.tensor([lp for sample in samples for lp in sample.completion.log_probs], dtype=torch.float32)
         batches = []
-        for share, stop, size in zip(sequences.split(sizes), accumulate(sizes), sizes, strict=True):
+        for share, stop, size, total in zip(sequences.split(sizes), accumulate(sizes), sizes, totals, strict=True):
             span = tokens.token_slice(stop - size, stop)
             part = tokens.select(stop - size, stop)
             batches.append(
@@ -154,6 +178,7 @@ class Objective:
                     self.pipeline.weights(part).float(),
                     evidence.cut(span),
                     rolled[span],
+                    total,
                 )
             )
         return batches
@@ -170,11 +195,29 @@ class Objective:
             corrected = self._corrected(per_token, micro, old, batch.rollout_log_probs[span], advantages, tokens)
             return self._with_terms(corrected, micro, known, tokens)
 
-        share = tokens.num_samples / batch.tokens.num_samples
-        loss, metrics = self.pipeline.loss(
-            micro.log_probs, old, advantages, tokens, batch.weights[span], wrap, share=share
-        )
+        if batch.tangent is None:
+            per_token = self.pipeline.token_loss(micro.log_probs, old, advantages, tokens)
+        else:
+            per_token = batch.tangent.cut(span).along(micro.log_probs)
+        loss, metrics = summed(wrap(per_token), batch.weights[span], tokens.num_samples / max(1, batch.num_samples))
         return loss, {"loss": loss.detach(), **metrics}
+
+    @property
+    def chooses_among_all(self) -> bool:
+        """Whether a step must begin with `chosen`: the loss chooses among the tokens of the whole optimizer batch."""
+        return self.pipeline.algorithm.traits.whole_batch_loss
+
+    def chosen(self, batch: OptimizerBatch, log_probs: Tensor) -> OptimizerBatch:
+        """The batch with the choice made, at the current policy's `log_probs` of this rank's tokens.
+
+        Every data-parallel rank looks at the tokens of all, so that all choose alike; then each keeps its own.
+        """
+        known = batch.evidence.old_log_probs
+        old = log_probs if known is None else known
+        (now, own), (before, _), (advantages, _) = map(self.gather, (log_probs, old, batch.advantages))
+        (lengths, _), (mask, _) = map(self.gather, (batch.tokens.lengths, batch.tokens.mask.long()))
+        tangent = self.pipeline.tangent(now, before, advantages, Tokens(lengths, mask.bool()))
+        return attrs.evolve(batch, tangent=tangent.cut(own))
 
     def value_loss(self, batch: OptimizerBatch, micro: ValueBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The critic's loss, weighed like the policy's: the micro-batch's share of it, and of its metrics."""
@@ -242,6 +285,8 @@ def group_ids(samples: Sequence[Sample]) -> Tensor:
 
 def sequences_of(samples: Sequence[Sample]) -> Sequences:
     """The samples' tokens, as the trainer takes them."""
-    return Sequences(
-        tuple(sample.prompt_ids for sample in samples), tuple(sample.completion.token_ids for sample in samples)
-    )
+    masks = None
+    if any(sample.mask is not None for sample in samples):
+        masks = tuple(sample.mask or (True,) * len(sample.completion.token_ids) for sample in samples)
+    prompts = tuple(sample.prompt_ids for sample in samples)
+    return Sequences(prompts, tuple(sample.completion.token_ids for sample in samples), masks)

@@ -183,6 +183,8 @@ class Traits:
     """Is the loss right only for samples of the very policy that is updated?"""
     complete_batch: bool = False
     """Does stage 2 need every sample of an optimizer batch?"""
+    whole_batch_loss: bool = False
+    """Does the loss of a token read log-probs of the whole optimizer batch, to choose among its tokens?"""
     supports_context_parallel: bool = True
     """Is the loss right where a response is spread over several ranks?"""
     loss_metrics: tuple[str, ...] = ("ppo_kl", "clipfrac")

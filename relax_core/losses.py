@@ -184,7 +184,7 @@ def m2po(
     [1 - max(1 - e^-tau, 0.3), 1 + max(e^tau - 1, 0.5)]; no clipping where the budget is kept. After arXiv 2510.01161.
 
     Metrics besides: `m2` (that mean square before the cap) and `m2_cap` (tau, or the largest where none is capped).
-    Both are scalars of the tokens passed, among which tau is sought: pass those of a whole micro-batch.
+    Both are scalars of the tokens passed, among which tau is sought: pass those of a whole optimizer batch.
     """
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
     log_ratio = lp - old

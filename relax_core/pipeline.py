@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 import attrs
+import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
@@ -103,12 +104,34 @@ class Pipeline(Generic[H]):
             wrap: corrections and terms, from `relax_core.corrections`, applied before the sum.
             share: a micro-batch's share of the samples, by which metrics that have no token to be weighed by count.
         """
-        per_token = self.algorithm.policy_loss(
+        per_token = self.token_loss(log_probs, old_log_probs, advantages, tokens)
+        return summed(per_token if wrap is None else wrap(per_token), weights, share)
+
+    def token_loss(
+        self,
+        log_probs: Float[Tensor, " tokens"],
+        old_log_probs: Float[Tensor, " tokens"],
+        advantages: Float[Tensor, " tokens"],
+        tokens: Tokens,
+    ) -> TokenLoss:
+        """Stage 3 as the record has it: neither weighed nor summed."""
+        return self.algorithm.policy_loss(
             self.hyperparameters, log_probs, old_log_probs, advantages.to(log_probs.dtype), tokens
         )
-        if wrap is not None:
-            per_token = wrap(per_token)
-        return _summed(per_token, weights, share)
+
+    def tangent(
+        self,
+        log_probs: Float[Tensor, " tokens"],
+        old_log_probs: Float[Tensor, " tokens"],
+        advantages: Float[Tensor, " tokens"],
+        tokens: Tokens,
+    ) -> "Tangent":
+        """Stage 3 of a whole optimizer batch at `log_probs`, to be cut into parts that choose as the whole does."""
+        at = log_probs.detach().requires_grad_()
+        with torch.enable_grad():
+            found = self.token_loss(at, old_log_probs, advantages, tokens)
+            (slope,) = torch.autograd.grad(found.loss.sum(), at)
+        return Tangent(TokenLoss(found.loss.detach(), found.metrics), slope)
 
     def value_loss(
         self,
@@ -127,7 +150,7 @@ class Pipeline(Generic[H]):
         if self.algorithm.value_loss is None:
             raise ValueError(f"{self.algorithm.name} has no value_loss: it trains no critic")
         per_token = self.algorithm.value_loss(self.hyperparameters, values, old_values, returns, tokens)
-        return _summed(per_token, weights, share)
+        return summed(per_token, weights, share)
 
     def __call__(
         self,
@@ -150,7 +173,36 @@ class Pipeline(Generic[H]):
         return Outcome(loss, scores, found.advantages, found.returns, metrics, carries)
 
 
-def _summed(loss: TokenLoss, weights: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
+@attrs.frozen(eq=False)
+class Tangent:
+    """Token losses of an optimizer batch and their slopes, each in its own token's log-prob.
+
+    An algorithm with trait `whole_batch_loss` chooses among tokens, and a micro-batch that chose among its own would
+    choose others. What is chosen is a constant of the step, so that a token's loss, once the choice is made, depends on
+    its own log-prob alone: its value and its slope say all that the step needs, and they can be cut anywhere.
+
+    Attributes:
+        loss: and metrics, at the log-probs before the step.
+        slope: of each token's loss.
+    """
+
+    loss: TokenLoss
+    slope: Float[Tensor, " tokens"]
+
+    def cut(self, span: slice) -> "Tangent":
+        """That of the tokens in `span`. Metrics of no token stay the whole batch's."""
+        metrics = {name: metric[span] if metric.ndim else metric for name, metric in self.loss.metrics.items()}
+        return Tangent(TokenLoss(self.loss.loss[span], metrics), self.slope[span])
+
+    def along(self, log_probs: Float[Tensor, " tokens"]) -> TokenLoss:
+        """The losses as they are, with their slopes as gradients in `log_probs`."""
+        return TokenLoss(self.loss.loss + self.slope * (log_probs - log_probs.detach()), self.loss.metrics)
+
+
+def summed(
+    loss: TokenLoss, weights: Float[Tensor, " tokens"], share: float = 1.0
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+    """Token losses weighed and summed, and their metrics; those of no token count by `share`."""
     metrics = {
         name: reducers.weighted_sum(metric, weights) if metric.ndim else metric * share
         for name, metric in loss.metrics.items()

@@ -28,7 +28,8 @@ class Completion:
 class Sample:
     """One response to one prompt. Samples with the same `group` answer the same draw of the same prompt.
 
-    `greedy_reward` is the reward of the greedy response to it, where the algorithm reads that.
+    `mask` says which response tokens are trained (None: all of them). `greedy_reward` is the reward of the greedy response
+    to the prompt, where the algorithm reads that.
     """
 
     group: int
@@ -37,6 +38,7 @@ class Sample:
     completion: Completion
     response: str
     rewards: Mapping[str, object] | None = None
+    mask: tuple[bool, ...] | None = None
     greedy_reward: float | None = None
 
     @property

@@ -5,6 +5,7 @@ from typing import Literal, TypeVar
 import torch
 from megatron.core import parallel_state
 from torch import Tensor, distributed
+from torch.nn import functional
 
 from relax.megatron import shim
 from relax_core.collectives import Reduce, local
@@ -23,6 +24,22 @@ def over_replicas(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
 def data_parallel_reduce() -> Reduce:
     """`over_replicas`, or `relax_core.local` where there is one replica."""
     return over_replicas if parallel_state.get_data_parallel_world_size() > 1 else local
+
+
+def gathered(values: Tensor) -> tuple[Tensor, slice]:
+    """The data-parallel ranks' vectors, of whatever lengths, one behind another, and which part is this rank's."""
+    group = parallel_state.get_data_parallel_group()
+    if group.size() == 1:
+        return values, slice(len(values))
+    lengths = torch.zeros(group.size(), dtype=torch.float64)
+    lengths[group.rank()] = len(values)
+    counts = over_replicas(lengths, "sum").long().tolist()
+    padded = functional.pad(values.to(shim.device()), (0, max(counts) - len(values)))
+    parts = [torch.empty_like(padded) for _ in counts]
+    distributed.all_gather(parts, padded, group=group)
+    start = sum(counts[: group.rank()])
+    whole = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    return whole.to(values.device), slice(start, start + len(values))
 
 
 def every_shard(holds: bool) -> bool:

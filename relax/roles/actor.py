@@ -55,6 +55,9 @@ class ActorRole:
             batches = self.objective.batches(samples, sizes, evidence)
         for batch in batches:
             valued = {} if self.critic is None else self.critic.improve(batch, clock)
+            if self.objective.chooses_among_all:
+                with clock.phase("log_probs"):
+                    batch = self.objective.chosen(batch, self.trainer.log_probs(batch.sequences).log_probs)
             update = self._timed(
                 clock,
                 self.trainer.update(batch.sequences, partial(self.objective.loss, batch)),

@@ -2,8 +2,8 @@
 
 The paper draws among the tokens of a covariance range; here those with the largest are taken, so nothing is random.
 
-Use it where entropy falls early and exploration stops. With few tokens in a micro-batch the share comes down to one
-token.
+Use it where entropy falls early and exploration stops. With few tokens in an optimizer batch the share comes down to
+one token.
 """
 
 import attrs
@@ -61,5 +61,5 @@ CLIP_COV = Algorithm[Hyperparameters](
     normalize_rewards=stages.group_mean_std,
     estimate_advantages=stages.broadcast,
     policy_loss=policy_loss,
-    traits=Traits(supports_context_parallel=False),
+    traits=Traits(whole_batch_loss=True, supports_context_parallel=False),
 )

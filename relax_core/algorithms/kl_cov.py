@@ -50,5 +50,5 @@ KL_COV = Algorithm[Hyperparameters](
     normalize_rewards=stages.group_mean_std,
     estimate_advantages=stages.broadcast,
     policy_loss=policy_loss,
-    traits=Traits(supports_context_parallel=False),
+    traits=Traits(whole_batch_loss=True, supports_context_parallel=False),
 )

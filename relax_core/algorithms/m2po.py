@@ -51,5 +51,7 @@ M2PO = Algorithm[Hyperparameters](
     normalize_rewards=stages.scalar,
     estimate_advantages=stages.broadcast,
     policy_loss=policy_loss,
-    traits=Traits(supports_context_parallel=False, loss_metrics=("ppo_kl", "clipfrac", "m2", "m2_cap")),
+    traits=Traits(
+        whole_batch_loss=True, supports_context_parallel=False, loss_metrics=("ppo_kl", "clipfrac", "m2", "m2_cap")
+    ),
 )

@@ -10,7 +10,7 @@ import relax_core as rc
 from tests.core.ranks import f64, on_ranks
 
 SEQUENCE = {"ratio_level": "sequence", "needs_full_log_probs": True}
-WHOLE_TOKENS = {"supports_context_parallel": False}
+WHOLE_TOKENS = {"whole_batch_loss": True, "supports_context_parallel": False}
 COMPONENTS = {"reads_components": True, "normalize_rewards": "required", "allows_reward_hooks": False}
 TRAITS = {
     "grpo": {},
