@@ -95,7 +95,7 @@ def settings(algorithm: Algorithm[object]) -> Config:
     if traits.kl_estimator != "any":
         chosen["kl_loss_type"] = traits.kl_estimator
     # Shares and ranges that leave something to choose among a few dozen tokens.
-    wide = {"clip_cov_ratio": 0.2, "clip_cov_low": 0.0, "kl_cov_ratio": 0.2, "m2po_budget": 0.002}
+    wide = {"clip_cov_ratio": 0.2, "clip_cov_low": 0.0, "kl_cov_ratio": 0.2, "m2po_budget": 0.3}
     wide["gdpo_reward_weights"] = (1.0, 0.5)
     own = {field.name for field in attrs.fields(algorithm.hyperparameters)}
     chosen |= {name: value for name, value in wide.items() if name in own}
@@ -129,7 +129,7 @@ class Learners:
         old = self.trainer.log_probs(sequences).log_probs
         noise = torch.randn(len(old), generator=torch.Generator().manual_seed(2))
         reference = self.trainer.reference_log_probs(sequences).log_probs
-        return Evidence(old + 0.5 * noise, reference, self.critic.values(sequences))
+        return Evidence(old + 0.8 * noise, reference, self.critic.values(sequences))
 
 
 def every_algorithm(spreads: Sequence[Spread], evidence: Evidence | None = None) -> list[dict[str, Step]]:
