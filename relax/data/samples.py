@@ -28,8 +28,8 @@ class Completion:
 class Sample:
     """One response to one prompt. Samples with the same `group` answer the same draw of the same prompt.
 
-    `mask` says which response tokens are trained (None: all of them). `greedy_reward` is what the greedy response to the
-    prompt earned, where the algorithm reads that.
+    `mask` says which response tokens are trained (None: all of them). `greedy_reward` is what the greedy response
+    earned, where the algorithm reads that.
     """
 
     group: int

@@ -72,7 +72,7 @@ def rollout() -> list[Sample]:
         group = index // 3
         reward = {"digit": float(chance.randrange(4)) + (index % 3 == 0), "letter": chance.random()}
         heard = Completion(ids(length), tuple(-chance.uniform(2, 4) for _ in range(length)), True)
-        samples.append(Sample(group, {}, prompts[group], heard, "", reward, MASKED.get(index)))
+        samples.append(Sample(group, {}, prompts[group], heard, "", reward, MASKED.get(index), greedy_reward=1.5))
     return samples
 
 
@@ -80,7 +80,7 @@ def settings(algorithm: Algorithm[object]) -> Config:
     """A configuration that the algorithm's traits allow, with as many of the terms around the loss as they do."""
     traits = algorithm.traits
     chosen: dict[str, object] = {"n_samples_per_prompt": 3, "rollout_batch_size": 4, "entropy_coef": 0.01}
-    if traits.reads_components:
+    if traits.reads_components and not traits.component_names:
         chosen |= {"gdpo_reward_keys": ("digit", "letter"), "reward_key": "digit"}
     else:
         chosen["reward_key"] = "digit"
