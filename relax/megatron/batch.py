@@ -1,14 +1,16 @@
-"""Sequences as the padded tensors that a model eats."""
+"""Sequences as the tensors that a model eats, padded or packed, whole or a context rank's share."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 
 import attrs
 import torch
 from torch import Tensor
 
 from relax.data.samples import Sequences, TokenIds
-from relax.megatron.layers import SharedPrompt
+from relax.megatron import context
+from relax.megatron.context import Gather
+from relax.megatron.layers import Attention, Segments, SharedPrompt
 from relax.megatron.model import ModelConfig
 
 
@@ -16,9 +18,12 @@ from relax.megatron.model import ModelConfig
 class PaddedBatch:
     """Samples `start` to `stop` as rows of equal length, padded with token 0.
 
-    A row is a sample, or a prompt with all responses to it (`shared_prompt`). `places` says where in the flattened
-    [time, rows] each response token is predicted; `targets` are those tokens, sample by sample. Padding lies where
-    causal attention never looks from any of these places.
+    A row is a sample, a prompt with all responses to it, or several samples behind one another; `attention` says which.
+    `places` says where in the flattened [time, rows] each response token is predicted; `targets` are those tokens,
+    sample by sample. Padding lies where attention never looks from any of these places.
+
+    With context parallelism, places and tokens are those of this rank's share of the time axis, and `gather` says how
+    what the ranks make of them comes together.
     """
 
     start: int
@@ -27,7 +32,8 @@ class PaddedBatch:
     position_ids: Tensor  # [rows or 1, time], int64
     places: Tensor  # [tokens], int64
     targets: Tensor  # [tokens], int64
-    shared_prompt: SharedPrompt | None = None
+    attention: Attention | None = None
+    gather: Gather | None = None
 
 
 def check_fit(sequences: Sequences, config: ModelConfig) -> None:
@@ -44,19 +50,26 @@ def check_fit(sequences: Sequences, config: ModelConfig) -> None:
 
 
 def micro_batches(
-    sequences: Sequences, spans: Sequence[tuple[int, int]], device: torch.device
+    sequences: Sequences, spans: Sequence[tuple[int, int]], device: torch.device, *, packed: bool = False
 ) -> Iterator[PaddedBatch]:
     """The samples of each span, first and behind the last, as a batch on `device`.
 
-    Neighbours with the same prompt share a row where that leaves fewer places to compute.
+    `packed` puts them behind one another, without padding; otherwise neighbours with the same prompt share a row where
+    that leaves fewer places to compute.
     """
     for start, stop in spans:
         chosen = sequences.select(start, stop)
         # A rank without samples runs the model too, on one token of padding, so that all ranks do the same.
-        samples = _rows_of_samples(chosen if len(chosen) else Sequences(((0,),), ((),)))
-        shared = _rows_of_prompts(chosen) if len(set(chosen.prompts)) < len(chosen) else samples
-        smaller = shared if shared.input_ids.numel() < samples.input_ids.numel() else samples
-        yield _move(attrs.evolve(smaller, start=start, stop=stop), device)
+        filled = chosen if len(chosen) else Sequences(((0,),), ((),))
+        if packed:
+            batch = _one_row(filled)
+        else:
+            batch = _rows_of_samples(filled)
+            if context.size() == 1 and len(set(chosen.prompts)) < len(chosen):
+                batch = min(batch, _rows_of_prompts(chosen), key=lambda rows: rows.input_ids.numel())
+        if context.size() > 1:
+            batch = _share(batch)
+        yield _move(attrs.evolve(batch, start=start, stop=stop), device)
 
 
 def _rows_of_samples(chosen: Sequences) -> PaddedBatch:
@@ -71,6 +84,54 @@ def _rows_of_samples(chosen: Sequences) -> PaddedBatch:
     fed = max(1, width - 1)
     return PaddedBatch(
         0, 0, tokens[:, :fed], torch.arange(fed).unsqueeze(0), places[predicted], tokens[:, 1:][predicted]
+    )
+
+
+def _one_row(chosen: Sequences) -> PaddedBatch:
+    """Samples behind one another. Those without a response have nothing to predict and are left out."""
+    pairs = [pair for pair in zip(chosen.prompts, chosen.responses, strict=True) if pair[1]]
+    fed = [prompt + response[:-1] for prompt, response in pairs] or [(0,)]
+    lengths = tuple(map(len, fed))
+    starts = accumulate(lengths, initial=0)
+    places = [
+        torch.arange(start + len(prompt) - 1, start + len(prompt) + len(response) - 1)
+        for start, (prompt, response) in zip(starts, pairs, strict=False)
+    ]
+    nothing = torch.empty(0, dtype=torch.int64)
+    return PaddedBatch(
+        0,
+        0,
+        _flat(fed).unsqueeze(0),
+        torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0),
+        torch.cat([nothing, *places]),
+        _flat([response for _, response in pairs]),
+        Segments(lengths),
+    )
+
+
+def _share(batch: PaddedBatch) -> PaddedBatch:
+    """What this context rank computes of a batch. Sequences are padded so that all ranks have as much of each."""
+    rows, time = batch.input_ids.shape
+    lengths = batch.attention.lengths if isinstance(batch.attention, Segments) else (time,)
+    unit = 2 * context.size()
+    padded = tuple(-(-length // unit) * unit for length in lengths)
+    shifts = torch.tensor([0, *accumulate(to - length for to, length in zip(padded, lengths, strict=True))])[:-1]
+    moved = torch.arange(time) + shifts.repeat_interleave(torch.tensor(lengths))
+
+    ids = torch.zeros(rows, sum(padded), dtype=torch.int64)
+    positions = torch.zeros(1, sum(padded), dtype=torch.int64)
+    ids[:, moved], positions[:, moved] = batch.input_ids, batch.position_ids
+    row = batch.places % rows
+    ours, local, gather = context.shares_of_tokens(moved[batch.places // rows], padded)
+    mine = context.zigzag(padded, context.size())[context.rank()]
+    return attrs.evolve(
+        batch,
+        input_ids=ids[:, mine],
+        position_ids=positions[:, mine],
+        places=(local * rows + row)[ours],
+        targets=batch.targets[ours],
+        attention=Segments(padded),
+        gather=gather,
     )
 
 
@@ -119,8 +180,13 @@ def _matrix(rows: Sequence[TokenIds]) -> tuple[Tensor, Tensor]:
     lengths = _lengths(rows)
     real = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
     tokens = torch.zeros(real.shape, dtype=torch.int64)
-    tokens[real] = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
+    tokens[real] = _flat(rows)
     return tokens, real
+
+
+def _flat(rows: Sequence[TokenIds]) -> Tensor:
+    """Tokens of all rows, one after another."""
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
 
 
 def _lengths(rows: Sequence[TokenIds]) -> Tensor:
@@ -128,12 +194,15 @@ def _lengths(rows: Sequence[TokenIds]) -> Tensor:
 
 
 def _move(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
-    shared = batch.shared_prompt
+    attention, gather = batch.attention, batch.gather
+    if isinstance(attention, SharedPrompt):
+        attention = attrs.evolve(attention, mask=attention.mask.to(device))
     return attrs.evolve(
         batch,
         input_ids=batch.input_ids.to(device),
         position_ids=batch.position_ids.to(device),
         places=batch.places.to(device),
         targets=batch.targets.to(device),
-        shared_prompt=shared and attrs.evolve(shared, mask=shared.mask.to(device)),
+        attention=attention,
+        gather=gather and attrs.evolve(gather, order=gather.order.to(device)),
     )

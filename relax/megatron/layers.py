@@ -1,5 +1,7 @@
 """The parts of a Megatron transformer layer that are ours: core attention, rotation before caching, the layer spec."""
 
+from itertools import groupby
+
 import attrs
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -12,6 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from relax.megatron import context
 from relax.megatron.kernels import RMSNorm, Rotation, SwiGLU, rotate
 
 
@@ -29,11 +32,27 @@ class SharedPrompt:
     mask: Tensor
 
 
+@attrs.frozen
+class Segments:
+    """Says that the time axis holds sequences of these `lengths` behind one another, each of which sees only itself.
+
+    With context parallelism the lengths are those of whole sequences, multiples of twice the number of ranks, of which
+    a rank has its zig-zag share (see `context`).
+    """
+
+    lengths: tuple[int, ...]
+
+
+Attention = SharedPrompt | Segments
+"""How rows attend, where it is not causally over their whole length."""
+
+
 class CoreAttention(MegatronModule):  # type: ignore[misc]
     """softmax(Q K^T / sqrt(d)) V by torch's fused kernel, grouped queries included.
 
-    Causal over whole rows, or as a `SharedPrompt` says. A decoding step (one query position on cached keys) sees all
-    keys that `attention_mask`, added to the scores and of shape [batch, 1, 1, keys], leaves finite; None hides none.
+    Causal over whole rows, or as `SharedPrompt` or `Segments` say. A decoding step (one query position on cached keys)
+    sees all keys that `attention_mask`, added to the scores and of shape [batch, 1, 1, keys], leaves finite; None hides
+    none.
     """
 
     def __init__(
@@ -48,8 +67,6 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         pg_collection: object,
     ) -> None:
         super().__init__(config=config)
-        if config.context_parallel_size > 1:
-            raise ValueError("this core attention sees only its own rank's keys: context parallelism is not available")
         self.scale = softmax_scale
 
     def forward(
@@ -57,7 +74,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | SharedPrompt | None,
+        attention_mask: Tensor | Attention | None,
         *,
         attn_mask_type: AttnMaskType,
         attention_bias: Tensor | None = None,
@@ -66,6 +83,8 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         """Query [time, batch, heads, d], key and value [keys, batch, groups, d] -> [time, batch, heads * d]."""
         if isinstance(attention_mask, SharedPrompt):
             return self._shared(query, key, value, attention_mask)
+        if isinstance(attention_mask, Segments):
+            return self._segments(query, key, value, attention_mask.lengths)
         if attn_mask_type is not AttnMaskType.no_mask:
             return self._attend(query, key, value, None)
         return self._decode(query, key, value, attention_mask)
@@ -109,6 +128,43 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         prompt = self._attend(query[:width], key[:width], value[:width], None)
         context = self._attend(responses(query), behind_prompt(key), behind_prompt(value), shared.mask)
         return torch.cat((prompt, context.view(-1, rows, context.shape[-1])))
+
+    def _segments(self, query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        """Runs of equal length at a time, each sequence a row of its own."""
+        ranks = context.size()
+        if ranks > 1:
+            both = context.behind_one_another(torch.cat((key, value), dim=-1), lengths)
+            key, value = both.chunk(2, dim=-1)
+        found, start = [], 0
+        for length, run in groupby(lengths):
+            count = len(list(run))
+            stop = start + count * length
+            local = _rows(query[start // ranks : stop // ranks], count)
+            keys, values = _rows(key[start:stop], count), _rows(value[start:stop], count)
+            part = self._attend(local, keys, values, None) if ranks == 1 else self._zigzag(local, keys, values)
+            found.append(_behind_one_another(part, count))
+            start = stop
+        return torch.cat(found)
+
+    def _zigzag(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """This rank's two chunks of queries, each on all keys up to its end."""
+        ranks, rank, size = context.size(), context.rank(), len(query) // 2
+        found = []
+        for chunk, queries in zip((rank, 2 * ranks - 1 - rank), query.chunk(2), strict=True):
+            before, stop = chunk * size, (chunk + 1) * size
+            seen = torch.ones(size, stop, dtype=torch.bool, device=query.device).tril(before)
+            found.append(self._attend(queries, key[:stop], value[:stop], seen))
+        return torch.cat(found)
+
+
+def _rows(states: Tensor, count: int) -> Tensor:
+    """`count` equally long sequences behind one another, as rows: [count * time, ...] -> [time, count * batch, ...]."""
+    return states.reshape(count, -1, *states.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+
+def _behind_one_another(states: Tensor, count: int) -> Tensor:
+    """The inverse of `_rows`."""
+    return states.reshape(len(states), count, -1, *states.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
 class RotatedSelfAttention(SelfAttention):  # type: ignore[misc]

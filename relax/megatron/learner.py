@@ -14,8 +14,9 @@ from torch import Tensor
 
 from relax.data.samples import Sequences
 from relax.errors import RelaxError
-from relax.megatron import groups, shim
+from relax.megatron import context, groups, shim
 from relax.megatron.batch import PaddedBatch, check_fit, micro_batches
+from relax.megatron.batching import Batching, Span
 from relax.megatron.model import ModelConfig, PolicyModel
 from relax.megatron.optimizer import OptimizerConfig, build_optimizer
 from relax_core.collectives import agree
@@ -36,9 +37,9 @@ class Update:
 class Learner(Generic[M]):
     """What a policy and a critic have in common. `prefix` keeps their names in a checkpoint apart.
 
-    `micro_batch_size` is the number of samples that pass the model at a time: it changes memory and speed, never the
-    result. Lives inside `megatron_process`. Every method is called on all ranks at once, with the samples of the rank's
-    own replica: as many as it has, the same on all ranks that share a replica.
+    `batching` says how many samples pass the model at a time, and in which form. Lives inside `megatron_process`. Every
+    method is called on all ranks at once, with the samples of the rank's own replica, as many as it has: the same on
+    all ranks that share it.
     """
 
     def __init__(
@@ -47,14 +48,13 @@ class Learner(Generic[M]):
         model_config: ModelConfig,
         optimizer_config: OptimizerConfig,
         *,
-        micro_batch_size: int,
+        batching: Batching,
         prefix: str = "",
     ) -> None:
-        if micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
+        batching.check(model_config.max_position_embeddings, context.size())
         self.model = model
         self.model_config = model_config
-        self.micro_batch_size = micro_batch_size
+        self.batching = batching
         self.prefix = prefix
         with shim.cpu_for_cuda():
             ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
@@ -148,39 +148,43 @@ class Learner(Generic[M]):
         """Runs Megatron's schedule over the micro-batches: `reduce(batch, output)` of each, on the last stage."""
         spans = self._spans(sequences)
 
+        def on_last_stage(batch: PaddedBatch, output: Tensor, **kwargs: object) -> object:
+            whole = output if batch.gather is None else context.whole_responses(output, batch.gather)
+            return reduce(batch, whole, **kwargs)
+
         def forward_step(
             batches: Iterator[PaddedBatch], model: torch.nn.Module
         ) -> tuple[Tensor, Callable[..., object]]:
             batch = next(batches)
             output = model(
-                batch.input_ids, batch.position_ids, batch.shared_prompt, labels=batch.targets, loss_mask=batch.places
+                batch.input_ids, batch.position_ids, batch.attention, labels=batch.targets, loss_mask=batch.places
             )
-            return output, partial(reduce, batch)
+            return output, partial(on_last_stage, batch)
 
         model.train()
         with shim.cpu_for_cuda():
             results: list[Any] = get_forward_backward_func()(
                 forward_step_func=forward_step,
-                data_iterator=micro_batches(sequences, spans, shim.device()),
+                data_iterator=micro_batches(sequences, spans, shim.device(), packed=self.batching.packed),
                 model=model,
                 num_microbatches=len(spans),
                 seq_length=self.model_config.max_position_embeddings,
-                micro_batch_size=self.micro_batch_size,
+                micro_batch_size=self.batching.micro_batch_size,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,
             )
         return results
 
-    def _spans(self, sequences: Sequences) -> list[tuple[int, int]]:
-        """First sample and the one behind the last of each micro-batch: as many on every replica, some empty.
+    def _spans(self, sequences: Sequences) -> list[Span]:
+        """The micro-batches: as many on every replica, some of them empty.
 
         Raises ValueError on every rank where the samples of any do not fit the model.
         """
-        reduce, size = groups.data_parallel_reduce(), self.micro_batch_size
+        reduce = groups.data_parallel_reduce()
 
-        def cut() -> list[tuple[int, int]]:
+        def cut() -> list[Span]:
             check_fit(sequences, self.model_config)
-            return [(start, min(start + size, len(sequences))) for start in range(0, len(sequences), size)]
+            return self.batching.spans(sequences, context.size())
 
         spans = agree(cut, lambda _: 0, reduce, shim.device())
         most = max(1, int(reduce(torch.tensor(len(spans)), "max")))

@@ -143,6 +143,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         self.temperature = 1.0
         if config.rope_scaling is not None:
             self.rotary_pos_emb.inv_freq = config.rope_scaling.apply(self.rotary_pos_emb.inv_freq)
+        self.rotary_pos_emb.cp_group = None  # positions are data here: what Megatron derives from the rank is not used
         cos, sin = self.rotary_pos_emb.get_cos_sin(config.max_position_embeddings)
         self.register_buffer("rotary_cos", cos, persistent=False)
         self.register_buffer("rotary_sin", sin, persistent=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 from relax.data.samples import Sequences
 from relax.megatron import hf
 from relax.megatron.batch import PaddedBatch
+from relax.megatron.batching import Batching, Format
 from relax.megatron.learner import Learner, Update, load_sharded, sharded
 from relax.megatron.model import ModelConfig, PolicyModel, build_model
 from relax.megatron.optimizer import OptimizerConfig
@@ -41,7 +42,8 @@ LossFunction = Callable[[MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
 class Trainer(Learner[PolicyModel]):
     """A policy, its optimizer, and the two things done with them.
 
-    Log-probs are those of softmax(logits / `temperature`). With `reference`, a second, frozen model stands beside the
+    `micro_batch_size`, `max_tokens_per_gpu` and `qkv_format` are those of `Batching`. Log-probs are those of
+    softmax(logits / `temperature`). With `reference`, a second, frozen model stands beside the
     policy, with the weights of the last `keep_reference`.
     """
 
@@ -52,6 +54,8 @@ class Trainer(Learner[PolicyModel]):
         *,
         seed: int,
         micro_batch_size: int,
+        max_tokens_per_gpu: int | None = None,
+        qkv_format: Format = "bshd",
         temperature: float = 1.0,
         reference: bool = False,
     ) -> None:
@@ -59,7 +63,12 @@ class Trainer(Learner[PolicyModel]):
             raise ValueError(f"temperature must be positive to have log-probs, got {temperature}")
         self.reference = build_model(model_config, seed).requires_grad_(False) if reference else None
         super().__init__(
-            build_model(model_config, seed), model_config, optimizer_config, micro_batch_size=micro_batch_size
+            build_model(model_config, seed),
+            model_config,
+            optimizer_config,
+            batching=Batching(
+                micro_batch_size=micro_batch_size, max_tokens_per_gpu=max_tokens_per_gpu, qkv_format=qkv_format
+            ),
         )
         self.temperature = temperature
 

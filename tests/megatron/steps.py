@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -46,6 +47,12 @@ class Spread:
 
     shares: tuple[tuple[int, ...], ...]
     micro_batch_size: int = 64
+    max_tokens_per_gpu: int | None = None
+    qkv_format: Literal["bshd", "thd"] = "bshd"
+
+    @property
+    def batching(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("micro_batch_size", "max_tokens_per_gpu", "qkv_format")}
 
 
 @attrs.frozen
@@ -67,12 +74,13 @@ def rollout() -> list[Sample]:
         return tuple(chance.randrange(VOCABULARY) for _ in range(count))
 
     prompts = [ids(count) for count in PROMPTS]
+    greedy = [float(chance.randrange(3)) for _ in PROMPTS]
     samples = []
     for index, length in enumerate(RESPONSES):
         group = index // 3
         reward = {"digit": float(chance.randrange(4)) + (index % 3 == 0), "letter": chance.random()}
         heard = Completion(ids(length), tuple(-chance.uniform(2, 4) for _ in range(length)), True)
-        samples.append(Sample(group, {}, prompts[group], heard, "", reward, MASKED.get(index), greedy_reward=1.5))
+        samples.append(Sample(group, {}, prompts[group], heard, "", reward, MASKED.get(index), greedy[group]))
     return samples
 
 
@@ -106,8 +114,8 @@ class Learners:
     """A policy, its reference and a critic, put back to the same weights before every step."""
 
     def __init__(self, spread: Spread) -> None:
-        self.trainer = Trainer(SIZE, OPTIMIZER, seed=3, micro_batch_size=spread.micro_batch_size, reference=True)
-        self.critic = Critic(SIZE, OPTIMIZER, seed=4, micro_batch_size=spread.micro_batch_size)
+        self.trainer = Trainer(SIZE, OPTIMIZER, seed=3, **spread.batching, reference=True)
+        self.critic = Critic(SIZE, OPTIMIZER, seed=4, **spread.batching)
         self.trainer.keep_reference()
         for learner in (self.trainer, self.critic):
             _sharpen(learner)

@@ -19,6 +19,9 @@ ALL = tuple(range(12))
 HALVES = (ALL[:5], ALL[5:])
 EMPTY = (ALL, ())
 WHOLE = Spread((ALL,))
+PACKED = Spread((ALL,), 5, qkv_format="thd")
+DYNAMIC = Spread((ALL,), max_tokens_per_gpu=32)
+DYNAMIC_PACKED = Spread((ALL,), max_tokens_per_gpu=32, qkv_format="thd")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def test_the_batch_is_one_that_can_fail(expected: Mapping[str, Step]) -> None:
 
 
 def test_micro_batches_of_one_process(expected: Mapping[str, Step]) -> None:
-    spreads = [Spread((ALL,), 1), Spread((ALL,), 3), Spread((ALL,), 5)]
+    spreads = [Spread((ALL,), 1), Spread((ALL,), 3), Spread((ALL,), 5), PACKED, DYNAMIC, DYNAMIC_PACKED]
     check([every_algorithm(spreads, evidence())], expected)
 
 
@@ -79,6 +82,7 @@ def test_micro_batches_of_one_process(expected: Mapping[str, Step]) -> None:
         pytest.param(4, Layout(), [Spread((ALL[:1], ALL[1:8], (), ALL[8:]), 2)], id="DP 4"),
         pytest.param(2, Layout(tensor=2), [Spread((ALL,), 5)], id="TP 2"),
         pytest.param(2, Layout(pipeline=2), [Spread((ALL,), 3), Spread((ALL,))], id="PP 2"),
+        pytest.param(2, Layout(context=2), [Spread((ALL,), 5), PACKED, DYNAMIC_PACKED], id="CP 2"),
         pytest.param(4, Layout(tensor=2), [Spread(HALVES, 3)], id="TP 2 x DP 2"),
     ],
 )

@@ -10,6 +10,7 @@ from relax.data.samples import Sequences
 from relax.errors import RelaxError
 from relax.megatron import hf
 from relax.megatron.batch import micro_batches
+from relax.megatron.layers import SharedPrompt
 from relax.megatron.model import ModelConfig, build_model
 from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import MicroBatch, Trainer
@@ -87,7 +88,7 @@ def test_sharing_a_prompt_changes_nothing(make_trainer: MakeTrainer, prompt_leng
     prompts = [prompt for prompt, count in copies for _ in range(count)]
     grouped = Sequences(tuple(prompts), tuple(map(tokens, (5, 0, 9, 1, 4, 4, 2, 7))))
     (batch,) = micro_batches(grouped, [(0, 8)], torch.device("cpu"))
-    assert batch.shared_prompt is not None
+    assert isinstance(batch.attention, SharedPrompt)
     assert batch.input_ids.shape[0] == 3
     torch.manual_seed(7)
     together = make_trainer(micro_batch_size=8)
