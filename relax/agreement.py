@@ -6,7 +6,7 @@ collective that it never joins, and a ballot that it casts instead would be take
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
@@ -43,6 +43,16 @@ def stage(place: str) -> AbstractContextManager[None]:
     return nullcontext() if _job is None else _job.stage(place)
 
 
+def gathering() -> "Gather":
+    """For a work beside the stages, in a thread of its own: tells how it went on every rank.
+
+    The callable takes this rank's fault (None: there is none), waits until every rank has told, and returns all faults,
+    each with its rank where there are several. It may be called several times, as often on every rank. All ranks must
+    ask for their gatherings in the same order.
+    """
+    return _alone if _job is None else _job.gathering()
+
+
 @contextmanager
 def joined(store: Store, rank: int, size: int, *, timeout_s: float) -> Iterator[None]:
     """Makes `stage` an agreement of the `size` processes that share `store`; waits end after `timeout_s` seconds.
@@ -75,6 +85,7 @@ class Agreement:
         self._store, self._rank, self._size = lookout.store, lookout.rank, lookout.size
         self._number = 0
         self._inside = False
+        self._gatherings = 0
 
     @contextmanager
     def stage(self, place: str) -> Iterator[None]:
@@ -114,6 +125,12 @@ class Agreement:
         except DistError:
             heard = self._lookout.heard()
             return _Verdict(self._rank, heard or f"{fault}; the store of the job is gone, and the rank that held it")
+
+    def gathering(self) -> "Gather":
+        """See `gathering`."""
+        self._gatherings += 1
+        own_connection: Store = self._store.clone()  # type: ignore[attr-defined]
+        return _Gathering(own_connection, self._gatherings, self._lookout)
 
     def leave(self) -> None:
         """The end. Rank 0, whose process may hold the store, waits until the others have read what stands there."""
@@ -184,9 +201,44 @@ class Agreement:
         return f"{what}/{self._number}"
 
 
+class _Gathering:
+    """One work of all ranks, told through the store: a key for each round and rank."""
+
+    def __init__(self, store: Store, number: int, lookout: Lookout) -> None:
+        self._store = PrefixStore(f"gathering/{number}", store)
+        self._rank, self._size, self._timeout_s = lookout.rank, lookout.size, lookout.timeout_s
+        self._round = 0
+
+    def __call__(self, fault: str | None) -> list[str]:
+        """See `gathering`. Raises PeerError when a rank does not tell in time."""
+        self._round += 1
+        keys = [f"{self._round}/{rank}" for rank in range(self._size)]
+        try:
+            self._store.set(keys[self._rank], json.dumps(fault))
+            until = time.monotonic() + self._timeout_s
+            while not self._store.check(keys):
+                if time.monotonic() > until:
+                    missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+                    raise PeerError(f"not heard of within {self._timeout_s:g} s: rank {', '.join(missing)}")
+                time.sleep(LONGEST_PAUSE / 10)
+            told = [json.loads(self._store.get(key)) for key in keys]
+        except DistError as error:
+            raise PeerError(f"the store of the job is gone, and the rank that held it ({error})") from error
+        return [f"rank {rank}: {theirs}" for rank, theirs in enumerate(told) if theirs is not None]
+
+
+def _alone(fault: str | None) -> list[str]:
+    return [] if fault is None else [fault]
+
+
+Gather = Callable[[str | None], list[str]]
 _job: Agreement | None = None
 
 
 def _speaks_of_peers(error: BaseException) -> bool:
     """Whether a collective failed, which tells of a connection but not of the rank behind it."""
-    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
+    return (
+        isinstance(error, DistError)
+        or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
+        or (error.__cause__ is not None and _speaks_of_peers(error.__cause__))
+    )

@@ -155,6 +155,7 @@ class Config:
     eval_samples: int = setting(KEEPING, 256, "held-out problems in an evaluation", at_least(1))
     save_interval: int = setting(KEEPING, 50, "rollouts between checkpoints; 0: at the end only", at_least(0))
     keep_checkpoints: int = setting(KEEPING, 2, "checkpoints to keep", at_least(1))
+    async_save: bool = setting(KEEPING, False, "write checkpoints while the training goes on")
 
     colocate: bool = setting(PLACEMENT, False, "rollout and training take turns on the same workers (the default)")
     hybrid: bool = setting(PLACEMENT, False, "rollout has workers of its own, the rest share the training workers")

@@ -1,5 +1,7 @@
 """Random states derived from one seed, so that a resumed run needs a position and nothing else."""
 
+import random
+
 import numpy as np
 import torch
 
@@ -19,3 +21,14 @@ def derived_seed(seed: int, *path: str | int) -> int:
 def generator(seed: int, *path: str | int) -> torch.Generator:
     """A torch generator for one use of randomness."""
     return torch.Generator().manual_seed(derived_seed(seed, *path))
+
+
+def seed_global(seed: int, *path: str | int) -> None:
+    """Sets the generators of the whole process: Python's, NumPy's and torch's.
+
+    Nothing here draws from them, but the functions of a user may, and a resumed run is to repeat what those drew.
+    """
+    derived = derived_seed(seed, *path)
+    random.seed(derived)
+    np.random.seed(derived & 0xFFFFFFFF)
+    torch.manual_seed(derived)

@@ -19,21 +19,32 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield unfinished
-        unfinished.chmod(0o755)
-        for path in unfinished.rglob("*"):
-            _flush(path)
-        _flush(unfinished)
-        if target.exists():
-            aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-            target.rename(aside / "old")
-            unfinished.rename(target)
-            shutil.rmtree(aside)
-        else:
-            unfinished.rename(target)
-        _flush(target.parent)
+        complete(unfinished, target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def complete(unfinished: Path, target: Path) -> None:
+    """Bring all of `unfinished` to disk and let it take the name of `target`, which lies beside it.
+
+    No system call exchanges two directories portably: for a moment what stood at `target` stands at `replaced(target)`.
+    """
+    unfinished.chmod(0o755)
+    for path in unfinished.rglob("*"):
+        _flush(path)
+    _flush(unfinished)
+    aside = replaced(target)
+    if target.exists():
+        target.rename(aside)
+    unfinished.rename(target)
+    _flush(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def replaced(target: Path) -> Path:
+    """Where a directory stands while another takes its name; whoever was killed then has left it there."""
+    return target.with_name(f".{target.name}.replaced")
 
 
 def _flush(path: Path) -> None:

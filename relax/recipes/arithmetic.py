@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from relax.data.files import DataFiles
+from relax.runtime.files import write_whole
 
 LARGEST = 99
 HELD_OUT = 500
@@ -60,5 +61,8 @@ def demonstrate(problem: Problem, chance: random.Random) -> str:
 
 
 def _write(path: Path, records: Iterable[Mapping[str, str]]) -> Path:
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in records), encoding="utf-8")
+    """Whole or not at all; a file that already says the same, as that of a resumed run does, is left alone."""
+    text = "".join(json.dumps(entry) + "\n" for entry in records)
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_whole(path, text)
     return path

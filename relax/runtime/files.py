@@ -53,8 +53,11 @@ class RunFiles:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` so that `path` holds either its old content or the new one, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
+    """Write `text` so that `path` holds either its old content or the new one, never a part.
+
+    Several processes may do so at once.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)

@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -90,12 +90,14 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
         files.rewind(position.step, position.evaluated)
     else:
         write_whole(files.config, config.to_yaml())
-    return Run(complete, files, parts, Recorder(files, phases(config), position.step), stop, position)
+    run = Run(complete, files, parts, Recorder(files, phases(config), position.step), stop, position)
+    run.saved = None if latest is None else position
+    return run
 
 
 def _position(path: Path) -> Position:
-    counts = {name: int(str(value)) for name, value in checkpoint.read_extra(path).items()}
-    return Position(**counts)
+    kept: Mapping[str, int] = checkpoint.read_extra(path)["position"]
+    return Position(**kept)
 
 
 def _export(parts: Parts, files: RunFiles) -> None:

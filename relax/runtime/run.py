@@ -8,6 +8,7 @@ import attrs
 from relax.agreement import stage
 from relax.config import Config
 from relax.data.samples import Sequences
+from relax.data.seeds import seed_global
 from relax.errors import RelaxError
 from relax.megatron import checkpoint
 from relax.roles.rollout import Rollout
@@ -49,11 +50,21 @@ class Run:
         self.position = position
         self.clock = Clock()
         self.saved: Position | None = None
+        self.writing: checkpoint.Writing | None = None
         self.barren = 0
         self.training = False  # inside a rollout's optimizer steps, where no position says how far they came
 
     def finish(self) -> bool:
         """Train until the end (True) or until somebody asks to stop (False); either way a checkpoint is left."""
+        try:
+            done = self._finish()
+        except Exception:
+            self._settle()
+            raise
+        self._settle()
+        return done
+
+    def _finish(self) -> bool:
         wanted = imitation_steps(self.config)
         if self.position.imitated < wanted:
             self._imitate(wanted)
@@ -121,6 +132,7 @@ class Run:
         """Sample with the current weights, train on what is worth it, and record a line for each optimizer step."""
         role = self.parts.rollout
         assert role is not None
+        seed_global(self.config.seed, "rollout", self.position.rollouts)
         self._refresh_engine()
         with stage(f"samples and rewards of rollout {self.position.rollouts}"):
             rollout = role.collect(self.position.drawn, self.clock)
@@ -165,6 +177,7 @@ class Run:
     def _evaluate(self, when: str, phase: str) -> None:
         if self.parts.evaluator is None or self.position.evaluated == self.position.step:
             return
+        seed_global(self.config.seed, "evaluation", self.position.step)
         self._refresh_engine()
         with self.clock.phase("evaluation"):
             result = self.parts.evaluator.evaluate()
@@ -179,15 +192,25 @@ class Run:
         if self.saved == self.position:
             return
         with self.clock.phase("checkpoint"):
-            checkpoint.save(
+            self._settle()
+            self.writing = checkpoint.begin(
                 self.files.checkpoints,
                 self.parts.trainer,
-                attrs.asdict(self.position),
+                {"position": attrs.asdict(self.position), "config": self.config.to_yaml()},
                 step=self.position.step,
                 keep=self.config.keep_checkpoints,
                 critic=self.parts.critic,
+                behind=self.config.async_save,
             )
+            if not self.config.async_save:
+                self._settle()
         self.saved = self.position
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint that is being written, if any. Raises CheckpointError when it could not be."""
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.finish()
 
     def _advance(self, steps: int = 1, **changes: int) -> None:
         self.position = attrs.evolve(self.position, step=self.position.step + steps, **changes)

@@ -29,7 +29,7 @@ agentic_custom_advantage_path advantage_estimator loss_type normalize_advantages
 entropy_coef use_kl_loss kl_loss_coef kl_loss_type kl_coef use_tis tis_clip tis_clip_low use_opsm opsm_delta
 num_steps_per_rollout global_batch_size micro_batch_size lr critic_lr lr_warmup_fraction lr_decay_style weight_decay
 adam_beta1 adam_beta2 clip_grad warm_start_steps warm_start_batch_size warm_start_lr eval_interval
-eval_samples save_interval keep_checkpoints colocate hybrid fully_async max_staleness
+eval_samples save_interval keep_checkpoints async_save colocate hybrid fully_async max_staleness
 num_iters_per_train_update balance_data qkv_format
 """
 

@@ -104,16 +104,16 @@ def test_broken_rewards_are_named(desk: Path, name: str) -> None:
 
 def full_disk_at(step: int) -> None:
     """Let the disk be full when the checkpoint of `step` is written."""
-    from relax.megatron import checkpoint
+    from relax.megatron.checkpoint_part import Part
 
-    original = checkpoint.write_state
+    original = Part.write
 
-    def write(*arguments: object, **named: object) -> object:
-        if f"step-{step:08d}" in str(named["storage_writer"].path):
+    def write(self: Part) -> None:
+        if f"step-{step:08d}" in str(self.directory):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return original(*arguments, **named)
+        original(self)
 
-    checkpoint.write_state = write
+    Part.write = write
 
 
 def test_a_full_disk_leaves_the_checkpoints_before(desk: Path, base: Path) -> None:

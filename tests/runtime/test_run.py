@@ -71,7 +71,7 @@ def test_what_is_generated_is_filtered_or_trained(base: Path) -> None:
 def test_the_counts_of_a_run_agree_with_the_prompts_drawn(base: Path) -> None:
     from relax.megatron.checkpoint import latest, read_extra
 
-    position = read_extra(latest(base / "checkpoints"))
+    position = read_extra(latest(base / "checkpoints"))["position"]
     assert sum(record["samples/generated"] for record in reinforced(base)) == 4 * position["drawn"]
     assert position["drawn"] > 16  # some groups were flat and drawn anew, or this test would see nothing
 
