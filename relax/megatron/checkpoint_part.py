@@ -28,14 +28,14 @@ class Part(TorchDistSaveShardedStrategy):  # type: ignore[misc]
         self.copy = copy
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
 
-    def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> None:
+    def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str) -> None:
         state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         if self.copy:
             for shards in state.values():
                 for shard in shards:
                     if isinstance(shard, ShardedTensor):
                         shard.data = shard.data.detach().to("cpu", copy=True)
-        self.directory = checkpoint_dir
+        self.directory = Path(checkpoint_dir)
         self._writer = FileSystemWriter(checkpoint_dir, single_file_per_rank=True)
         self._writer.set_up_storage_writer(is_coordinator=self.rank == 0)
         self._planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)

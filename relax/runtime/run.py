@@ -196,7 +196,7 @@ class Run:
             self.writing = checkpoint.begin(
                 self.files.checkpoints,
                 self.parts.trainer,
-                {"position": attrs.asdict(self.position), "config": self.config.to_yaml()},
+                {"position": attrs.asdict(self.position), "config": self.files.config.read_text(encoding="utf-8")},
                 step=self.position.step,
                 keep=self.config.keep_checkpoints,
                 critic=self.parts.critic,

@@ -1,5 +1,6 @@
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from relax.data.samples import Sequences
 from relax.megatron import checkpoint
+from relax.megatron.checkpoint_part import Part
 from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import Trainer
 from tests.megatron.conftest import MODEL
@@ -113,3 +115,72 @@ def test_a_checkpoint_that_does_not_fit_or_is_broken_is_refused(make_trainer: Ma
         checkpoint.load(path, make_trainer())
     with pytest.raises(checkpoint.CheckpointError, match="not a complete checkpoint"):
         checkpoint.load(tmp_path, make_trainer())
+
+
+def test_written_behind_is_what_was_there_when_it_began(
+    make_trainer: MakeTrainer, sequences: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on while the file is being written; what is loaded is as if it had not."""
+    trainer, loss, go_on = make_trainer(optimizer=DECAYING), WeightedLoss(sequences), threading.Event()
+    write = Part.write
+
+    def slowly(self: Part) -> None:
+        assert go_on.wait(60)
+        write(self)
+
+    monkeypatch.setattr(Part, "write", slowly)
+    trainer.update(sequences, loss)
+    expected = [weight.clone() for weight in weights_of(trainer)]
+    writing = checkpoint.begin(tmp_path, trainer, {"step": 1}, step=1, keep=1, behind=True)
+    following = trainer.update(sequences, loss)
+    assert checkpoint.latest(tmp_path) is None
+    go_on.set()
+    path = writing.finish()
+    assert path == checkpoint.latest(tmp_path)
+
+    resumed = make_trainer(optimizer=DECAYING, seed=99)
+    assert checkpoint.load(path, resumed) == {"step": 1}
+    assert all(map(torch.equal, weights_of(resumed), expected))
+    assert resumed.update(sequences, loss) == following
+
+
+def test_a_fault_behind_the_training_is_told_at_the_end(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer()
+    checkpoint.save(tmp_path, trainer, {}, step=1, keep=1)
+    with monkeypatch.context() as patch:
+        _full_on_sync(patch)
+        writing = checkpoint.begin(tmp_path, trainer, {}, step=2, keep=1, behind=True)
+        with pytest.raises(checkpoint.CheckpointError, match=r"step-00000002.*No space left on device.*make room"):
+            writing.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_killed_between_the_two_renames(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is replaced is there under one name or another, at every moment."""
+    trainer = make_trainer()
+    path = checkpoint.save(tmp_path, trainer, {"turn": 1}, step=1, keep=1)
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> None:
+        if self.name.endswith(".unfinished"):
+            raise OSError(errno.EIO, "killed")
+        rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(checkpoint.CheckpointError):
+            checkpoint.save(tmp_path, trainer, {"turn": 2}, step=1, keep=1)
+    assert not path.exists()
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert checkpoint.load(found, trainer) == {"turn": 1}
+    assert checkpoint.at_step(tmp_path, 1) == found
+    checkpoint.save(tmp_path, trainer, {"turn": 2}, step=2, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+    assert checkpoint.load(path, trainer) == {"turn": 1}
+    checkpoint.save(tmp_path, trainer, {"turn": 3}, step=1, keep=2)
+    assert checkpoint.load(path, trainer) == {"turn": 3}

@@ -127,6 +127,23 @@ def test_a_full_disk_leaves_the_checkpoints_before(desk: Path, base: Path) -> No
     assert ours == theirs
 
 
+def test_a_full_disk_behind_the_training_is_told_at_the_next_checkpoint(desk: Path, base: Path) -> None:
+    words = ("--async-save", "--output", "full-behind")
+    finished = relax(desk, "train", *GDPO, *words, prepare=partial(full_disk_at, 5))
+    assert_one_line(finished, 1, "step-00000005", "No space left on device")
+    assert len(lines(desk / "full-behind" / "metrics.jsonl")) == 7
+    kept = sorted(path.name for path in (desk / "full-behind" / "checkpoints").iterdir())
+    assert kept == ["step-00000002", "step-00000003"]
+
+
+def test_a_full_disk_behind_the_training_is_told_at_the_end(desk: Path, base: Path) -> None:
+    words = ("--async-save", "--output", "full-at-last")
+    finished = relax(desk, "train", *GDPO, *words, prepare=partial(full_disk_at, 7))
+    assert_one_line(finished, 1, "step-00000007", "No space left on device")
+    assert not (desk / "full-at-last" / "export").exists()
+    assert relax(desk, "train", "--resume", "full-at-last").status == 0
+
+
 def test_a_filter_that_drops_everything_ends_the_run(desk: Path) -> None:
     (desk / "strict.py").write_text("def keep(group):\n    return False\n")
     words = ("--dynamic-sampling-filter-path", "strict.keep", "--max-resampling", 0, "--num-rollout", 50)

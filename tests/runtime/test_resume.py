@@ -90,3 +90,46 @@ def test_another_seed_gives_other_numbers(desk: Path, base: Path) -> None:
     assert ours["loss"] != theirs["loss"]
     prompts = [lines(run / "data" / "prompts.jsonl") for run in (desk / "seed-1", base)]
     assert prompts[0] != prompts[1]
+
+
+CHANCE = """
+import random
+import numpy
+import torch
+def score(sample):
+    drawn = random.random() + numpy.random.rand() + float(torch.rand(()))
+    return {"chance": drawn, "length": float(len(sample.response))}
+"""
+
+
+def test_rewards_drawn_by_chance_are_drawn_again(desk: Path) -> None:
+    """The generators of the whole process, which users' functions draw from, are part of what is resumed."""
+    (desk / "chance.py").write_text(CHANCE)
+    words = ("--custom-rm-path", "chance.score", "--gdpo-reward-keys", "chance", "length", "--reward-key", "chance")
+    asked = (*GDPO, *words)
+    assert relax(desk, "train", *asked, "--output", "chance").status == 0
+    stopped = relax(desk, "train", *asked, "--output", "chance-stopped", prepare=partial(signal_at_step, 5))
+    assert stopped.status == 130
+    assert relax(desk, "train", "--resume", "chance-stopped").status == 0
+    assert_same(desk / "chance-stopped", desk / "chance")
+
+
+def test_data_that_are_there_are_left_alone(desk: Path, base: Path) -> None:
+    stopped = relax(desk, "train", *GDPO, "--output", "data", prepare=partial(signal_at_step, 2))
+    assert stopped.status == 130
+    files = sorted((desk / "data" / "data").iterdir())
+    before = [(path.name, path.stat().st_mtime_ns, path.stat().st_ino) for path in files]
+    files[0].write_text(files[0].read_text()[:100])  # as if it had been torn
+    assert relax(desk, "train", "--resume", "data").status == 0
+    after = [(path.name, path.stat().st_mtime_ns, path.stat().st_ino) for path in files]
+    assert after[1:] == before[1:]
+    assert after[0] != before[0]
+    assert_same(desk / "data", base)
+
+
+def test_a_checkpoint_tells_what_it_was_trained_with(base: Path) -> None:
+    from relax.megatron.checkpoint import latest, read_extra
+
+    found = latest(base / "checkpoints")
+    assert found is not None
+    assert read_extra(found)["config"] == (base / "config.yaml").read_text()
