@@ -17,7 +17,6 @@ UNAVAILABLE: Final[Mapping[str, str]] = {
     "max_staleness": "not available yet; leave it at 0: samples are trained on by the weights that sampled them",
     "num_iters_per_train_update": "not available yet; leave it at 1: a batch reaches the trainer whole",
     "balance_data": "not available yet; leave it out: there is one data-parallel rank",
-    "qkv_format": "not available yet; leave it at bshd (padded sequences)",
     "debug_rollout_only": "not available yet; 'relax sample' and 'relax eval' sample without training",
     "debug_train_only": "not available yet; '--loss-type sft' trains without sampling",
 }
@@ -28,6 +27,7 @@ DEPENDENT: Final[Mapping[str, str]] = {
     "tis_clip": "use_tis",
     "tis_clip_low": "use_tis",
     "opsm_delta": "use_opsm",
+    "max_tokens_per_gpu": "use_dynamic_batch_size",
 }
 
 
@@ -146,6 +146,16 @@ def room(config: Config, traits: Traits) -> Iterator[str]:
         )
 
 
+def token_budget(config: Config, traits: Traits) -> Iterator[str]:
+    """A budget of tokens holds the longest sequence."""
+    budget, longest = config.max_tokens_per_gpu, config.max_position_embeddings
+    if budget is None:
+        if config.use_dynamic_batch_size:
+            yield "--max-tokens-per-gpu is missing: --use-dynamic-batch-size fills a pass up to that many tokens"
+    elif budget < longest:
+        yield f"--max-tokens-per-gpu {budget}: less than the longest sequence (--max-position-embeddings {longest})"
+
+
 def function_paths(config: Config, traits: Traits) -> Iterator[str]:
     """A function of the user's own is named as module.function."""
     for field in FUNCTIONS:
@@ -232,6 +242,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("whole groups", ("num_steps_per_rollout", "rollout_batch_size", "loss_type"), whole_groups),
     Check("heads", ("num_attention_heads", "num_query_groups", "kv_channels"), heads),
     Check("room for the prompt", ("rollout_max_response_len", "max_position_embeddings"), room),
+    Check("token budget", ("use_dynamic_batch_size", "max_tokens_per_gpu", "max_position_embeddings"), token_budget),
     Check("function paths", FUNCTIONS, function_paths),
     Check("data", ("recipe", "prompt_data", "sft_data", "custom_rm_path", "reward_key", "warm_start_steps"), data),
     Check("inputs exist", ("prompt_data", "eval_prompt_data", "sft_data", "tokenizer"), inputs_exist),

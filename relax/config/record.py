@@ -132,6 +132,10 @@ class Config:
         at_least(1),
     )
     micro_batch_size: int = setting(OPTIMIZER, 64, "samples in a forward and backward pass", at_least(1))
+    use_dynamic_batch_size: bool = setting(OPTIMIZER, False, "as many samples in a pass as --max-tokens-per-gpu allows")
+    max_tokens_per_gpu: int | None = setting(
+        OPTIMIZER, None, "tokens in a pass, padding included; needs --use-dynamic-batch-size"
+    )
     lr: float = setting(OPTIMIZER, 1e-6, "learning rate", at_least(0))
     critic_lr: float | None = setting(
         OPTIMIZER, None, "learning rate of the critic, for algorithms that have one (default: lr)"

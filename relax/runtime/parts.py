@@ -137,6 +137,8 @@ def build(config: Config, *, imitating: bool) -> Parts:
         optimizer_config(config, imitating=imitating),
         seed=config.seed,
         micro_batch_size=config.micro_batch_size,
+        max_tokens_per_gpu=config.max_tokens_per_gpu,
+        qkv_format=config.qkv_format,
         temperature=config.rollout_temperature,
         reference=config.needs_reference,
     )
@@ -167,7 +169,14 @@ def build(config: Config, *, imitating: bool) -> Parts:
 def _critic(config: Config, size: ModelConfig) -> Critic | None:
     if "critic" not in config.roles:
         return None
-    return Critic(size, critic_optimizer(config), seed=config.seed, micro_batch_size=config.micro_batch_size)
+    return Critic(
+        size,
+        critic_optimizer(config),
+        seed=config.seed,
+        micro_batch_size=config.micro_batch_size,
+        max_tokens_per_gpu=config.max_tokens_per_gpu,
+        qkv_format=config.qkv_format,
+    )
 
 
 def _prompts(path: Path | None, key: str, codec: TextCodec, longest: int) -> Prompts | None:

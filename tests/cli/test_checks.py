@@ -109,6 +109,12 @@ def test_component_keys_are_different_and_weighted_one_by_one(own_data: dict[str
         ({"kl_coef": 0.1}, ("--kl-coef", "grpo", "--use-kl-loss")),
         ({"num_query_groups": 3}, ("--num-query-groups",)),
         ({"kv_channels": 31}, ("--kv-channels",)),
+        ({"max_tokens_per_gpu": 512}, ("--max-tokens-per-gpu", "--use-dynamic-batch-size")),
+        ({"use_dynamic_batch_size": True}, ("--max-tokens-per-gpu", "--use-dynamic-batch-size")),
+        (
+            {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 255},
+            ("--max-tokens-per-gpu", "--max-position-embeddings"),
+        ),
         ({"rollout_max_response_len": 256}, ("--rollout-max-response-len", "--max-position-embeddings")),
     ],
 )

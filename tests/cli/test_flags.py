@@ -15,7 +15,8 @@ KNOWN_FLAGS = """
 --kl-loss-coef --entropy-coef --gamma --lambd --normalize-advantages --disable-grpo-std-normalization
 --disable-rewards-normalization --sapo-tau-pos --sapo-tau-neg --use-tis --tis-clip --tis-clip-low --use-opsm
 --opsm-delta --calculate-per-token-loss --loss-type --colocate --hybrid --fully-async --max-staleness
---num-iters-per-train-update --balance-data --qkv-format --clip-grad --lr --seed
+--num-iters-per-train-update --balance-data --qkv-format --clip-grad --lr --seed --use-dynamic-batch-size
+--max-tokens-per-gpu
 """
 
 # The settings that are no algorithm's own.
@@ -27,7 +28,8 @@ rollout_max_response_len rollout_temperature dynamic_sampling_filter_path max_re
 reward_key gdpo_reward_keys disable_rewards_normalization custom_reward_post_process_path
 agentic_custom_advantage_path advantage_estimator loss_type normalize_advantages calculate_per_token_loss
 entropy_coef use_kl_loss kl_loss_coef kl_loss_type kl_coef use_tis tis_clip tis_clip_low use_opsm opsm_delta
-num_steps_per_rollout global_batch_size micro_batch_size lr critic_lr lr_warmup_fraction lr_decay_style weight_decay
+num_steps_per_rollout global_batch_size micro_batch_size use_dynamic_batch_size max_tokens_per_gpu
+lr critic_lr lr_warmup_fraction lr_decay_style weight_decay
 adam_beta1 adam_beta2 clip_grad warm_start_steps warm_start_batch_size warm_start_lr eval_interval
 eval_samples save_interval keep_checkpoints async_save colocate hybrid fully_async max_staleness
 num_iters_per_train_update balance_data qkv_format

@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from relax.data.samples import Sequences
+from relax.megatron.batching import Format
 from relax.megatron.critic import Critic, ValueBatch
 from relax.megatron.layout import Layout
 from relax.megatron.optimizer import OptimizerConfig
@@ -29,6 +30,7 @@ class Case:
     shares: Sequence[tuple[int, int]] = (WHOLE,)
     micro_batch_size: int = 4
     tied: bool = True
+    qkv_format: Format = "bshd"
 
 
 @attrs.frozen
@@ -74,8 +76,9 @@ def one(sequences: Sequences, case: Case) -> Found:
     replica = parallel_state.get_data_parallel_rank()
     share = case.shares[replica]
     model = attrs.evolve(MODEL, tie_embeddings=case.tied)
-    trainer = Trainer(model, OPTIMIZER, seed=3, micro_batch_size=case.micro_batch_size)
-    critic = Critic(model, OPTIMIZER, seed=4, micro_batch_size=case.micro_batch_size)
+    size, form = case.micro_batch_size, case.qkv_format
+    trainer = Trainer(model, OPTIMIZER, seed=3, micro_batch_size=size, qkv_format=form)
+    critic = Critic(model, OPTIMIZER, seed=4, micro_batch_size=size, qkv_format=form)
     for learner in (trainer, critic):  # a fresh model is nearly uniform, which hides faults
         with torch.no_grad():
             for parameter in learner.model.parameters():
@@ -115,7 +118,7 @@ def check(world: int, layout: Layout, cases: Sequence[Case], sequences: Sequence
     """Each case in one job against one process and one micro-batch."""
     found = jobs.run(world, layout, work, sequences, cases)
     for number, case in enumerate(cases):
-        expected = one(sequences, attrs.evolve(case, shares=(WHOLE,), micro_batch_size=9))
+        expected = one(sequences, attrs.evolve(case, shares=(WHOLE,), micro_batch_size=9, qkv_format="bshd"))
         compare([rank[number] for rank in found], expected)
 
 
@@ -140,3 +143,17 @@ def test_pipeline_stages_share_the_layers(sequences: Sequences) -> None:
 
 def test_pipelines_side_by_side_of_split_matrices(sequences: Sequences) -> None:
     check(8, Layout(tensor=2, pipeline=2), [Case(((0, 7), (7, 9)), 3), Case((WHOLE, (9, 9)), 2)], sequences)
+
+
+def test_context_ranks_share_the_sequences(sequences: Sequences) -> None:
+    """A sequence of one token to predict is shared, too."""
+    check(2, Layout(context=2), [Case(), Case(micro_batch_size=1), Case(tied=False, qkv_format="thd")], sequences)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(context=4), Layout(context=2), Layout(2, context=2), Layout(pipeline=2, context=2)], ids=str
+)
+def test_context_ranks_beside_others(layout: Layout, sequences: Sequences) -> None:
+    """Four of them; two replicas of two; two that share matrices, or layers."""
+    shares = ((0, 7), (7, 9)) if layout.data(4) == 2 else (WHOLE,)
+    check(4, layout, [Case(shares, 3), Case(shares, qkv_format="thd")], sequences)

@@ -52,6 +52,16 @@ def test_responses_of_one_token_in_uneven_micro_batches(desk: Path) -> None:
     assert (record["response/length"], record["samples/trained"]) == (1, 16)
 
 
+def test_packed_sequences_in_micro_batches_by_tokens(desk: Path, base: Path) -> None:
+    """The undisturbed run's first steps, computed otherwise."""
+    words = ("--qkv-format", "thd", "--use-dynamic-batch-size", "--max-tokens-per-gpu", 48, "--num-rollout", 1)
+    finished = relax(desk, "train", *GDPO, *words, "--output", "packed")
+    assert (finished.status, finished.err) == (0, "")
+    ours, theirs = (lines(run / "metrics.jsonl")[:4] for run in (desk / "packed", base))
+    for key in ("loss", "entropy", "grad_norm"):
+        assert [r[key] for r in ours] == pytest.approx([r[key] for r in theirs], rel=1e-3, abs=1e-5)
+
+
 def flags_for(name: str) -> tuple[object, ...]:
     """What an algorithm's traits ask for."""
     traits = ALGORITHMS[name].traits
