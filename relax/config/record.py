@@ -87,6 +87,8 @@ class Config:
     kv_channels: int = setting(MODEL, 32, "width of a head", at_least(1))
     max_position_embeddings: int = setting(MODEL, 256, "longest prompt and response together, in tokens", at_least(2))
     rotary_base: float = setting(MODEL, 10000.0, "base of the rotary embedding", above(0))
+    bf16: bool = setting(MODEL, False, "compute in bfloat16; gradients and the optimizer's weights are float32")
+    recompute_activations: bool = setting(MODEL, False, "compute layers again for the gradient instead of keeping them")
 
     rollout_engine: Literal["megatron", "transformers"] = setting(ROLLOUT, "megatron", "what samples the responses")
     rollout_batch_size: int = setting(ROLLOUT, 32, "prompts in a rollout", at_least(1))
@@ -149,6 +151,7 @@ class Config:
     weight_decay: float = setting(OPTIMIZER, 0.0, "decoupled weight decay", at_least(0))
     adam_beta1: float = setting(OPTIMIZER, 0.9, "decay of Adam's mean", at_least(0), below(1))
     adam_beta2: float = setting(OPTIMIZER, 0.95, "decay of Adam's variance", at_least(0), below(1))
+    use_distributed_optimizer: bool = setting(OPTIMIZER, False, "spread its state over the data-parallel ranks")
     clip_grad: float = setting(OPTIMIZER, 1.0, "largest gradient norm; 0: no clipping", at_least(0))
 
     warm_start_steps: int = setting(WARM_START, 0, "SFT steps before reinforcement", at_least(0))

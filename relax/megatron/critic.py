@@ -49,7 +49,7 @@ class ValueModel(PolicyModel):
     def read(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Values, [selected]."""
         values: Tensor = self.output_layer(hidden)[0]
-        return values.flatten()
+        return values.flatten().float()
 
 
 class Critic(Learner[ValueModel]):

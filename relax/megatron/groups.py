@@ -42,13 +42,12 @@ def gathered(values: Tensor) -> tuple[Tensor, slice]:
     return whole.to(values.device), slice(start, start + len(values))
 
 
-def every_shard(holds: bool) -> bool:
-    """Whether something holds on all ranks that share this replica's matrices and layers."""
-    group = parallel_state.get_model_parallel_group()
-    if group.size() == 1:
+def everywhere(holds: bool) -> bool:
+    """Whether something holds on all ranks of the job."""
+    if distributed.get_world_size() == 1:
         return holds
     answer = torch.tensor(float(holds), device=shim.device())
-    distributed.all_reduce(answer, distributed.ReduceOp.MIN, group=group)
+    distributed.all_reduce(answer, distributed.ReduceOp.MIN)
     return bool(answer)
 
 

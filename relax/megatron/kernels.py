@@ -48,7 +48,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
 
     def forward(self, states: Tensor) -> Tensor:
-        if states.is_cuda:
+        if states.is_cuda or states.dtype == torch.bfloat16:
             return nn.functional.rms_norm(states, self.weight.shape, self.weight, self.eps)
         if not torch.is_grad_enabled():
             return _normalize(states, self.weight, self.eps)[0]

@@ -11,8 +11,10 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from relax.megatron import context
 from relax.megatron.kernels import RMSNorm, Rotation, SwiGLU, rotate
@@ -212,9 +214,20 @@ def _product(linear: ColumnLinear | RowLinear, states: Tensor) -> tuple[Tensor, 
     return product + linear.bias, None
 
 
-def layer_spec(*, qk_norm: bool) -> ModuleSpec:
+class RecomputedLayer(TransformerLayer):  # type: ignore[misc]
+    """A layer of which the backward pass keeps the input only. Megatron's own way takes tensors as arguments only."""
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        if not torch.is_grad_enabled():
+            return super().forward(*args, **kwargs)
+        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def layer_spec(*, qk_norm: bool, recompute: bool = False) -> ModuleSpec:
     """One layer: Megatron's local modules, with attention and elementwise parts of ours."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=qk_norm)
+    if recompute:
+        spec.module = RecomputedLayer
     layer, attention = spec.submodules, spec.submodules.self_attention
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     mlp = layer.mlp.submodules

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 import torch
@@ -22,6 +22,8 @@ from relax.megatron.optimizer import OptimizerConfig, build_optimizer
 from relax_core.collectives import agree
 
 M = TypeVar("M", bound=PolicyModel)
+SHARDING: Final = {"distrib_optim_sharding_type": "dp_reshardable"}
+"""How a distributed optimizer lies in a checkpoint: of Megatron's ways the one that works without a GPU."""
 Outputs = tuple[Tensor, ...]
 
 
@@ -57,7 +59,9 @@ class Learner(Generic[M]):
         self.batching = batching
         self.prefix = prefix
         with shim.cpu_for_cuda():
-            ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+            ddp_config = DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True, use_distributed_optimizer=optimizer_config.distributed
+            )
             self._ddp = DistributedDataParallel(self.model.config, ddp_config, self.model)
             self._ddp.broadcast_params()
         self.model.config.finalize_model_grads_func = _finalize
@@ -79,9 +83,10 @@ class Learner(Generic[M]):
         model = sharded(self.model, self.prefix)
         with shim.cpu_for_cuda():
             optimizer = self._optimizer.sharded_state_dict(
-                model, is_loading=is_loading, metadata=ensure_metadata_has_dp_cp_group(None)
+                model, is_loading=is_loading, metadata=ensure_metadata_has_dp_cp_group(dict(SHARDING))
             )
-        optimizer["state"].setdefault("common_step", torch.zeros(()))  # Megatron leaves out a count of zero
+        if "state" in optimizer:  # not a distributed one's
+            optimizer["state"].setdefault("common_step", torch.zeros(()))  # Megatron leaves out a count of zero
         return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -90,6 +95,9 @@ class Learner(Generic[M]):
         self._optimizer.load_state_dict(state["optimizer"])
         self._scheduler.num_steps = 0  # Megatron adds the loaded count to what is there
         self._scheduler.load_state_dict(state["scheduler"])
+        for moments in self._optimizer.optimizer.state.values():
+            # Megatron's distributed optimizer forgets the count, and lets all parameters share it.
+            moments["step"] = torch.full_like(moments["step"], self._scheduler.num_steps)
 
     @torch.no_grad()
     def _forward(
@@ -131,7 +139,7 @@ class Learner(Generic[M]):
 
     def _step(self, metrics: dict[str, float]) -> Update:
         finite = all(torch.isfinite(buffer.grad_data.sum()) for buffer in self._ddp.buffers)
-        if not groups.every_shard(finite):
+        if not groups.everywhere(finite):
             raise RelaxError(
                 f"the gradient of optimizer step {self._scheduler.num_steps + 1} is not finite; no step was taken. "
                 "Look at the losses and rewards of this batch, or lower --lr"

@@ -56,6 +56,17 @@ class ModelConfig:
         metadata={"help": "name, as transformers calls it"},
     )
     rope_scaling: RopeScaling | None = attrs.field(default=None, metadata={"help": "how RoPE is stretched, if it is"})
+    bf16: bool = attrs.field(
+        default=False, metadata={"help": "compute in bfloat16; gradients and the optimizer's weights are float32"}
+    )
+    recompute_activations: bool = attrs.field(
+        default=False, metadata={"help": "keep each layer's input only and compute it again for the gradient"}
+    )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return torch.bfloat16 if self.bf16 else torch.float32
 
     @property
     def qk_norm(self) -> bool:
@@ -84,7 +95,7 @@ def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         context_parallel_size=layout.context,
-        pipeline_dtype=torch.float32,
+        pipeline_dtype=config.dtype,
         variable_seq_lengths=True,  # micro-batches are as long as their longest sample
         moe_token_dispatcher_type="alltoall",  # the default refuses them, even where there are no experts
         num_layers=config.num_layers,
@@ -106,6 +117,8 @@ def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig
         use_cpu_initialization=True,
         # Losses arrive weighted: Megatron must add up micro-batches and ranks, not average them.
         calculate_per_token_loss=True,
+        bf16=config.bf16,
+        params_dtype=config.dtype,
         persist_layer_norm=False,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
@@ -131,7 +144,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         whole = layout.pipeline == 1
         super().__init__(
             config=transformer_config(config, layout),
-            transformer_layer_spec=layer_spec(qk_norm=config.qk_norm),
+            transformer_layer_spec=layer_spec(qk_norm=config.qk_norm, recompute=config.recompute_activations),
             vocab_size=config.vocab_size,
             max_sequence_length=config.max_position_embeddings,
             pre_process=whole or parallel_state.is_pipeline_first_stage(),
@@ -193,7 +206,9 @@ def drawn(kind: Callable[[ModelConfig, Layout], M], config: ModelConfig, seed: i
         torch.manual_seed(seed)
         whole = kind(config, attrs.evolve(layout, pipeline=1))
         model: M = (whole if layout.pipeline == 1 else _stage_of(whole, kind(config, layout))).to(shim.device())
-        return model
+    for parameter in model.parameters():  # and not the tables of RoPE, which stay as exact as they are
+        parameter.data = parameter.data.to(config.dtype)
+    return model
 
 
 @torch.no_grad()

@@ -41,6 +41,9 @@ class OptimizerConfig:
     adam_beta1: float = attrs.field(default=0.9, validator=_fraction, metadata={"help": "decay of the first moment"})
     adam_beta2: float = attrs.field(default=0.95, validator=_fraction, metadata={"help": "decay of the second moment"})
     adam_eps: float = attrs.field(default=1e-8, validator=validators.gt(0.0), metadata={"help": "epsilon of Adam"})
+    distributed: bool = attrs.field(
+        default=False, metadata={"help": "each data-parallel rank keeps and steps its share of the optimizer's state"}
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.min_lr > self.lr:
@@ -59,6 +62,9 @@ def build_optimizer(
         optimizer = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 optimizer="adam",
+                use_distributed_optimizer=config.distributed,
+                bf16=model.config.bf16,
+                params_dtype=model.config.params_dtype,
                 lr=config.lr,
                 min_lr=config.min_lr,
                 weight_decay=config.weight_decay,

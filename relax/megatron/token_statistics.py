@@ -84,4 +84,5 @@ def projected_statistics(
             hidden, weight, targets, temperature=temperature, chunk=chunk, start=start, reduce=_reduce
         )
     logits = torch.mm(hidden, weight.t())
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return token_statistics(logits if temperature == 1.0 else logits / temperature, targets)

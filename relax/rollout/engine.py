@@ -61,6 +61,7 @@ def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor
     Inverts the cumulative distribution, in float64: one random number a token, so what a row draws depends neither on
     the size of the vocabulary nor on the other rows.
     """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
         log_probs = logits.log_softmax(-1)
         tokens = logits.argmax(-1)

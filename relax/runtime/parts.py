@@ -62,7 +62,8 @@ def model_config(config: Config, codec: TextCodec) -> ModelConfig:
 
 def optimizer_config(config: Config, *, imitating: bool) -> OptimizerConfig:
     """The optimizer of the warm start (or of SFT), or of reinforcement."""
-    shared = {name: getattr(config, name) for name in ("clip_grad", "weight_decay", "adam_beta1", "adam_beta2")}
+    same = ("clip_grad", "weight_decay", "adam_beta1", "adam_beta2")
+    shared = {name: getattr(config, name) for name in same} | {"distributed": config.use_distributed_optimizer}
     if imitating and config.loss_type != "sft":
         return OptimizerConfig(
             lr=config.warm_start_lr, lr_decay_style="cosine", total_steps=config.warm_start_steps, **shared
