@@ -88,6 +88,12 @@ class Sequences:
         """Consecutive parts of `sizes` samples."""
         return [self.select(stop - size, stop) for stop, size in zip(accumulate(sizes), sizes, strict=True)]
 
+    def pick(self, places: Sequence[int]) -> "Sequences":
+        """The samples at `places`, in that order."""
+        masks = None if self.masks is None else tuple(self.masks[place] for place in places)
+        prompts, responses = (tuple(part[place] for place in places) for part in (self.prompts, self.responses))
+        return Sequences(prompts, responses, masks)
+
     def select(self, start: int, stop: int) -> "Sequences":
         """Samples `start` to `stop`."""
         masks = None if self.masks is None else self.masks[start:stop]

@@ -26,6 +26,11 @@ def data_parallel_reduce() -> Reduce:
     return over_replicas if parallel_state.get_data_parallel_world_size() > 1 else local
 
 
+def replica() -> tuple[int, int]:
+    """Which of the data-parallel replicas this rank belongs to, and how many there are."""
+    return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+
+
 def gathered(values: Tensor) -> tuple[Tensor, slice]:
     """The data-parallel ranks' vectors, of whatever lengths, one behind another, and which part is this rank's."""
     group = parallel_state.get_data_parallel_group()

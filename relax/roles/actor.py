@@ -4,11 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from relax.adapter import Evidence, Objective, OptimizerBatch, imitation_loss, sequences_of
+from relax.adapter import Evidence, Objective, imitation_loss, sequences_of
 from relax.agreement import stage
 from relax.data.samples import Sample, Sequences
+from relax.data.shares import shares
 from relax.inputs import Input
+from relax.megatron import groups
 from relax.megatron.learner import Update
 from relax.megatron.trainer import Trainer
 from relax.roles.critic import CriticRole
@@ -20,7 +23,11 @@ Metrics = Mapping[str, float]
 
 
 class ActorRole:
-    """Trains through one trainer on one objective, in `steps` optimizer steps a rollout, beside a critic if any."""
+    """Trains through one trainer on one objective, in `steps` optimizer steps a rollout, beside a critic if any.
+
+    Where there are several data-parallel replicas, every rank is given all samples and trains on its replica's share;
+    what it reports is of all of them.
+    """
 
     def __init__(self, trainer: Trainer, objective: Objective, steps: int, critic: CriticRole | None = None) -> None:
         self.trainer = trainer
@@ -36,9 +43,11 @@ class ActorRole:
 
     def imitate(self, demonstrations: Sequences, clock: Clock) -> Metrics:
         """One optimizer step of SFT."""
-        tokens = demonstrations.tokens
+        (own,) = self._own(demonstrations, [len(demonstrations)])
+        sequences = demonstrations.pick(own)
+        tokens = sequences.tokens
         weights = reducers.token_mean(tokens, reduce=self.objective.pipeline.reduce).float()
-        update = self._timed(clock, self.trainer.update(demonstrations, partial(imitation_loss, tokens, weights)))
+        update = self._timed(clock, self.trainer.update(sequences, partial(imitation_loss, tokens, weights)))
         return {**_of(update), "samples/trained": float(len(demonstrations))}
 
     def train(self, rollout: Rollout, clock: Clock) -> Iterator[tuple[Sequences, Metrics]]:
@@ -46,14 +55,19 @@ class ActorRole:
 
         There is none if no group was kept.
         """
-        samples = rollout.samples
-        sizes = rollout.sizes(self.steps)
+        everything, sizes = rollout.samples, rollout.sizes(self.steps)
         if not sizes:
             return
+        sequences = sequences_of(everything)
+        own = self._own(sequences, sizes)
+        places = [place for part in own for place in part]
+        samples = [everything[place] for place in places]
         evidence = self._evidence(samples, len(sizes), clock)
         with clock.phase("advantages"), stage("advantages of a rollout"):
-            batches = self.objective.batches(samples, sizes, evidence)
-        for batch in batches:
+            # Groups are compared before they are spread over replicas.
+            scores = self.objective.scores(everything)[places]
+            batches = self.objective.batches(samples, [len(part) for part in own], evidence, scores)
+        for batch, whole in zip(batches, sequences.split(sizes), strict=True):
             valued = {} if self.critic is None else self.critic.improve(batch, clock)
             if self.objective.chooses_among_all:
                 with clock.phase("log_probs"):
@@ -62,8 +76,22 @@ class ActorRole:
                 clock,
                 self.trainer.update(batch.sequences, partial(self.objective.loss, batch)),
             )
-            trained = float(len(batch.sequences))
-            yield batch.sequences, {**_of(update), **valued, **_advantages(batch), "samples/trained": trained}
+            advantages = _advantages(self.objective.gather(batch.advantages[batch.tokens.mask])[0].double())
+            yield whole, {**_of(update), **valued, **advantages, "samples/trained": float(batch.num_samples)}
+
+    def _own(self, sequences: Sequences, sizes: Sequence[int]) -> list[list[int]]:
+        """Of each optimizer batch, the places among all samples of those that this rank's replica trains on."""
+        replica, replicas = groups.replica()
+        balanced = self.objective.config.balance_data
+        found, start = [], 0
+        for size in sizes:
+            part = sequences.select(start, start + size)
+            lengths = [
+                len(prompt) + len(response) for prompt, response in zip(part.prompts, part.responses, strict=True)
+            ]
+            found.append([start + place for place in shares(lengths, replicas, balanced=balanced)[replica]])
+            start += size
+        return found
 
     def _evidence(self, samples: Sequence[Sample], steps: int, clock: Clock) -> Evidence:
         """What the models say of the rollout before any of its steps, as far as it is needed."""
@@ -88,9 +116,8 @@ def _of(update: Update) -> dict[str, float]:
     return {**update.metrics, "grad_norm": update.grad_norm, "lr": update.lr}
 
 
-def _advantages(batch: OptimizerBatch) -> dict[str, float]:
-    """Statistics of the advantages that were trained on, over the response tokens that count."""
-    valid = batch.advantages[batch.tokens.mask].double()
+def _advantages(valid: Tensor) -> dict[str, float]:
+    """Statistics of the advantages that were trained on, of the response tokens that count."""
     if not len(valid):
         return {}
     spread = torch.std(valid, correction=0)

@@ -11,6 +11,7 @@ from relax.config import Config
 from relax.data.prompts import read_records
 from relax.data.tokenizer import TextCodec, character_codec, load_codec
 from relax.inputs import prove
+from relax.megatron import groups
 from relax.megatron.critic import Critic
 from relax.megatron.model import ModelConfig
 from relax.megatron.optimizer import OptimizerConfig
@@ -127,7 +128,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
         keys = (*config.reward_keys, *(() if config.reward_key is None else (config.reward_key,)))
         reward = RewardFunction.load(config.custom_rm_path, keys)
     keep = load_filter(config.dynamic_sampling_filter_path)
-    objective = Objective.of(config)
+    objective = Objective.of(config, groups.data_parallel_reduce(), groups.gathered)
     prompts, held_out, demonstrations = (
         _prompts(config.prompt_data, config.input_key, codec, room),
         _prompts(config.eval_prompt_data, config.input_key, codec, room),
