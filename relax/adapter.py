@@ -11,8 +11,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from relax.batches import Evidence, OptimizerBatch, group_ids, sequences_of
 from relax.config import Config
-from relax.data.samples import Sample, Sequences
+from relax.data.samples import Sample
 from relax.errors import RelaxError
 from relax.megatron.critic import ValueBatch
 from relax.megatron.trainer import MicroBatch
@@ -20,10 +21,11 @@ from relax.rewards.hooks import load_hook
 from relax_core import TokenLoss, Tokens, advantages, corrections, kl, local, losses, reducers, signal, split_by
 from relax_core.algorithms import stages
 from relax_core.collectives import Reduce, agree
-from relax_core.pipeline import Pipeline, Tangent, summed
+from relax_core.pipeline import Pipeline, summed
 from relax_core.rewards import component_matrix
 
 Gather = Callable[[Tensor], tuple[Tensor, slice]]
+"""The vectors of all data-parallel ranks as one, and which part of it is this rank's."""
 
 
 def _alone(values: Tensor) -> tuple[Tensor, slice]:
@@ -31,50 +33,10 @@ def _alone(values: Tensor) -> tuple[Tensor, slice]:
 
 
 @attrs.frozen
-class Evidence:
-    """What models say of the response tokens of a rollout, [tokens] each; None where nobody asked for it.
-
-    `old_log_probs` are those of the policy that is improved, `ref_log_probs` those of the reference, `values` the
-    critic's.
-    """
-
-    old_log_probs: Tensor | None = None
-    ref_log_probs: Tensor | None = None
-    values: Tensor | None = None
-
-    def cut(self, span: slice) -> "Evidence":
-        """That of the tokens in `span`."""
-        return Evidence(
-            *(None if part is None else part[span] for part in (self.old_log_probs, self.ref_log_probs, self.values))
-        )
-
-
-@attrs.frozen
-class OptimizerBatch:
-    """What one optimizer step trains on, [tokens] each: advantages, returns, the reducer's weights, log-probs.
-
-    Without old log-probs in the `evidence`, the step is the rollout's first and only one: the policy that is improved
-    is then the one being trained, and its log-probs are the current ones, without gradient. `rollout_log_probs` are
-    what the engine reported. `num_samples` are those of all data-parallel ranks, of which this is one's share.
-    """
-
-    sequences: Sequences
-    tokens: Tokens
-    advantages: Tensor
-    returns: Tensor
-    weights: Tensor
-    evidence: Evidence
-    rollout_log_probs: Tensor
-    num_samples: int
-    tangent: Tangent | None = None
-
-
-@attrs.frozen
 class Objective:
     """What a run optimizes: its algorithm bound to hyperparameters, and the settings around it.
 
-    `hook` stands in for the algorithm's first stage, where a user brought one. `gather` joins the vectors of all
-    data-parallel ranks, and tells which part of it is this rank's.
+    `hook` stands in for the algorithm's first stage, where a user brought one.
     """
 
     pipeline: Pipeline[object]
@@ -276,17 +238,3 @@ def imitation_loss(tokens: Tokens, weights: Tensor, micro: MicroBatch) -> tuple[
     loss = reducers.weighted_sum(-micro.log_probs, weights[span])
     entropy = reducers.weighted_sum(micro.entropy.detach(), weights[span])
     return loss, {"loss": loss.detach(), "entropy": entropy}
-
-
-def group_ids(samples: Sequence[Sample]) -> Tensor:
-    """The samples' groups, int64 [samples]."""
-    return torch.tensor([sample.group for sample in samples], dtype=torch.int64)
-
-
-def sequences_of(samples: Sequence[Sample]) -> Sequences:
-    """The samples' tokens, as the trainer takes them."""
-    masks = None
-    if any(sample.mask is not None for sample in samples):
-        masks = tuple(sample.mask or (True,) * len(sample.completion.token_ids) for sample in samples)
-    prompts = tuple(sample.prompt_ids for sample in samples)
-    return Sequences(prompts, tuple(sample.completion.token_ids for sample in samples), masks)

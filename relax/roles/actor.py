@@ -6,8 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from relax.adapter import Evidence, Objective, imitation_loss, sequences_of
+from relax.adapter import Objective, imitation_loss
 from relax.agreement import stage
+from relax.batches import Evidence, sequences_of
 from relax.data.samples import Sample, Sequences
 from relax.data.shares import shares
 from relax.inputs import Input

@@ -6,7 +6,8 @@ from functools import partial
 import attrs
 from torch import Tensor
 
-from relax.adapter import Objective, OptimizerBatch, sequences_of
+from relax.adapter import Objective
+from relax.batches import OptimizerBatch, sequences_of
 from relax.data.samples import Sample
 from relax.inputs import Input
 from relax.megatron.critic import Critic

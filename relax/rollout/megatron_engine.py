@@ -20,6 +20,11 @@ class MegatronEngine:
         self._model: PolicyModel | None = None
 
     def update_weights(self, trainer: Trainer) -> None:
+        """Raises ValueError where this rank has only some of the model's layers."""
+        if not (trainer.model.pre_process and trainer.model.post_process):
+            raise ValueError(
+                "--pipeline-model-parallel-size: the megatron engine samples with all layers on each rank; leave it at 1"
+            )
         self._model = trainer.model
 
     @torch.inference_mode()

@@ -10,7 +10,8 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from relax.adapter import Evidence, Objective, sequences_of
+from relax.adapter import Objective
+from relax.batches import Evidence, sequences_of
 from relax.config import Config, configure
 from relax.data.samples import Completion, Sample
 from relax.megatron import groups

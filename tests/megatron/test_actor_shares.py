@@ -6,7 +6,8 @@ from itertools import groupby
 import attrs
 import pytest
 
-from relax.adapter import Objective, sequences_of
+from relax.adapter import Objective
+from relax.batches import sequences_of
 from relax.config import configure
 from relax.data.samples import Sequences
 from relax.data.shares import shares

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from relax.adapter import Evidence
+from relax.batches import Evidence
 from relax.megatron.layout import Layout
 from relax_core import ALGORITHMS
 from tests.megatron import jobs, wholes

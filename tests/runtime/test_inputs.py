@@ -6,7 +6,8 @@ import attrs
 import pytest
 import torch
 
-from relax.adapter import Evidence, Objective
+from relax.adapter import Objective
+from relax.batches import Evidence
 from relax.config import Config, ConfigError, configure
 from relax.inputs import Input, prove, reads
 from relax.megatron.trainer import MicroBatch

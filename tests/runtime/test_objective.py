@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from relax.adapter import Evidence, Objective, group_ids, imitation_loss, sequences_of
+from relax.adapter import Objective, imitation_loss
+from relax.batches import Evidence, group_ids, sequences_of
 from relax.config import configure
 from relax.data.samples import Sample
 from relax.errors import RelaxError
