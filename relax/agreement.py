@@ -5,52 +5,52 @@ collective that it never joins, and a ballot that it casts instead would be take
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import attrs
 from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
-from relax.errors import RelaxError
-from relax.lookout import SILENCE, Lookout
+from relax.errors import PeerError, PeerLost
+from relax.gathering import ALONE, Gather, Gathering
+from relax.lookout import SILENCE, Lookout, wait_until
 from relax_core.collectives import is_anothers
 
 LONGEST_MESSAGE: Final = 2_000  # characters of an error that travel to the other ranks
-LONGEST_PAUSE: Final = 0.25  # seconds between two looks at the store
-
-
-class PeerError(RelaxError):
-    """Another rank failed, did not come or went elsewhere; the message says which, where, and what is known of it."""
+LONGEST_HINT: Final = 160  # characters of what a backend says, which knows of sockets only
 
 
 @attrs.frozen
 class _Verdict:
-    """How a stage ended: the fault that `rank` told of, or none."""
+    """How a stage ended: the fault that `rank` told of, or none; `lost` where ranks can no longer work together."""
 
     rank: int
     fault: str | None = None
+    lost: bool = False
+
+    def error(self) -> PeerError:
+        """The fault, for the ranks that heard of it."""
+        return (PeerLost if self.lost else PeerError)(self.fault)
 
 
 def stage(place: str) -> AbstractContextManager[None]:
     """A part of the run that all ranks go through together, named for whoever waits: "advantages of rollout 7".
 
     Who leaves it knows that every rank has come through. What one rank raises inside, all raise: the first that failed
-    its own error, the others a `PeerError` with its rank and message. A rank that does not come within the job's time
-    limit, or comes to another stage, is a `PeerError` too. Stages do not nest. In a job of one process this is nothing.
+    its own error, the others a `PeerError` with its rank and message; after it they may go on together, as those do who
+    save what there is. A rank that does not come within the job's time limit, comes to another stage or is gone, is a
+    `PeerLost` on all others. Stages do not nest. In a job of one process this is nothing.
     """
     return nullcontext() if _job is None else _job.stage(place)
 
 
-def gathering() -> "Gather":
-    """For a work beside the stages, in a thread of its own: tells how it went on every rank.
+def gathering(work: str) -> Gather:
+    """For a `work` that a thread does beside the stages: tells how it went on every rank.
 
-    The callable takes this rank's fault (None: there is none), waits until every rank has told, and returns all faults,
-    each with its rank where there are several. It may be called several times, as often on every rank. All ranks must
-    ask for their gatherings in the same order.
+    May be called several times, as often on every rank. All ranks must ask for their gatherings in the same order.
     """
-    return _alone if _job is None else _job.gathering()
+    return ALONE if _job is None else _job.gathering(work)
 
 
 @contextmanager
@@ -106,7 +106,7 @@ class Agreement:
                     own = verdict.rank == self._rank and not _speaks_of_peers(error)
                     if own or not isinstance(error, Exception):
                         raise
-                    raise PeerError(verdict.fault) from error
+                    raise verdict.error() from error
         finally:
             self._inside = False
             self._number += 1
@@ -115,62 +115,59 @@ class Agreement:
         """Let `error` be what the others hear of the stage, unless another fault came first; what they hear."""
         if isinstance(error, PeerError):  # heard from them
             return _Verdict(self._rank, str(error))
-        fault = f"rank {self._rank} failed at {place!r}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE]
+        said = f"{type(error).__name__}: {error}"[:LONGEST_MESSAGE]
+        fault, lost = f"rank {self._rank} failed at {place!r}: {said}", _speaks_of_peers(error)
         try:
             if is_anothers(error):
-                self._wait_for_verdict(SILENCE)
-            elif _speaks_of_peers(error) and not self._settled:
-                fault = f"{fault} ({self._lookout.report()})"
-            return self._settle(_Verdict(self._rank, fault))
+                wait_until(self._is_settled, SILENCE)
+            elif lost and not self._is_settled():
+                seen = f"seen by rank {self._rank}: {said[:LONGEST_HINT]}"
+                fault = f"a collective failed at {place!r}: {self._lookout.report()} ({seen})"
+            return self._settle(_Verdict(self._rank, fault, lost))
         except DistError:
             heard = self._lookout.heard()
-            return _Verdict(self._rank, heard or f"{fault}; the store of the job is gone, and the rank that held it")
+            gone = f"{fault}; the store of the job is gone, and the rank that held it"
+            return _Verdict(self._rank, heard or gone, lost=True)
 
-    def gathering(self) -> "Gather":
+    def gathering(self, work: str) -> Gather:
         """See `gathering`."""
         self._gatherings += 1
         own_connection: Store = self._store.clone()  # type: ignore[attr-defined]
-        return _Gathering(own_connection, self._gatherings, self._lookout)
+        return Gathering(own_connection, f"{work} ({self._gatherings})", self._lookout)
 
     def leave(self) -> None:
         """The end. Rank 0, whose process may hold the store, waits until the others have read what stands there."""
         with suppress(DistError):
-            gone = self._count("gone")
-            until = time.monotonic() + SILENCE
-            while self._rank == 0 and gone < self._size and time.monotonic() < until:
-                time.sleep(0.01)
-                gone = self._count("gone", 0)
+            self._count("gone")
+            if self._rank == 0:
+                wait_until(lambda: self._count("gone", 0) == self._size, SILENCE)
 
     def _enter(self, place: str) -> None:
         """Raises PeerError where a rank has already failed in this stage, or come to another one."""
         rank, theirs = self._first("place", [self._rank, place])
         if theirs != place:
             fault = f"rank {self._rank} came to {place!r}, but rank {rank} to {theirs!r}; their stages must be the same"
-            self._settle(_Verdict(self._rank, fault))
-        if self._settled:
+            self._settle(_Verdict(self._rank, fault, lost=True))
+        if self._is_settled():
             self._heed(self._settle(_Verdict(self._rank)))
 
     def _come_through(self, place: str) -> None:
         """Wait for the others at the end of the stage. Raises PeerError when one has failed or does not come."""
-        fault = None
+        verdict = _Verdict(self._rank)
         if self._count(self._key("arrived")) == self._size:
             self._forget_the_last()
         else:
             self._lookout.waits_here()
             limit = self._lookout.timeout_s
-            if not self._wait_for_verdict(limit):
-                fault = f"not every rank came through {place!r} within {limit:g} s: {self._lookout.report()}"
-        self._heed(self._settle(_Verdict(self._rank, fault)))
+            if not wait_until(lambda: self._is_settled() or self._lookout.ended() is not None, limit):
+                who = self._lookout.report()
+                verdict = _Verdict(self._rank, f"not every rank came through {place!r} within {limit:g} s: {who}", True)
+            elif (ended := self._lookout.ended()) is not None:
+                verdict = _Verdict(self._rank, f"{place!r} is out of reach for all: {ended}", True)
+        self._heed(self._settle(verdict))
 
-    def _wait_for_verdict(self, limit: float) -> bool:
-        """Whether there is a verdict on this stage within `limit` seconds."""
-        began = time.monotonic()
-        while not self._settled and (waited := time.monotonic() - began) < limit:
-            time.sleep(min(LONGEST_PAUSE, max(1e-4, waited / 10)))
-        return self._settled
-
-    @property
-    def _settled(self) -> bool:
+    def _is_settled(self) -> bool:
+        """Whether there is a verdict on this stage."""
         with self._lookout.asking():
             return self._store.check([self._key("verdict")])
 
@@ -180,7 +177,7 @@ class Agreement:
 
     def _heed(self, verdict: _Verdict) -> None:
         if verdict.fault is not None:
-            raise PeerError(verdict.fault)
+            raise verdict.error()
 
     def _first(self, what: str, value: object) -> Any:
         """What the first rank said of this stage: `value`, unless another was faster."""
@@ -201,37 +198,6 @@ class Agreement:
         return f"{what}/{self._number}"
 
 
-class _Gathering:
-    """One work of all ranks, told through the store: a key for each round and rank."""
-
-    def __init__(self, store: Store, number: int, lookout: Lookout) -> None:
-        self._store = PrefixStore(f"gathering/{number}", store)
-        self._rank, self._size, self._timeout_s = lookout.rank, lookout.size, lookout.timeout_s
-        self._round = 0
-
-    def __call__(self, fault: str | None) -> list[str]:
-        """See `gathering`. Raises PeerError when a rank does not tell in time."""
-        self._round += 1
-        keys = [f"{self._round}/{rank}" for rank in range(self._size)]
-        try:
-            self._store.set(keys[self._rank], json.dumps(fault))
-            until = time.monotonic() + self._timeout_s
-            while not self._store.check(keys):
-                if time.monotonic() > until:
-                    missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
-                    raise PeerError(f"not heard of within {self._timeout_s:g} s: rank {', '.join(missing)}")
-                time.sleep(LONGEST_PAUSE / 10)
-            told = [json.loads(self._store.get(key)) for key in keys]
-        except DistError as error:
-            raise PeerError(f"the store of the job is gone, and the rank that held it ({error})") from error
-        return [f"rank {rank}: {theirs}" for rank, theirs in enumerate(told) if theirs is not None]
-
-
-def _alone(fault: str | None) -> list[str]:
-    return [] if fault is None else [fault]
-
-
-Gather = Callable[[str | None], list[str]]
 _job: Agreement | None = None
 
 

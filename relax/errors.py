@@ -8,6 +8,14 @@ class RelaxError(Exception):
     """A fault in what the user supplied or in the world around the run; the message says what, where and what to do."""
 
 
+class PeerError(RelaxError):
+    """Another rank of the job failed; the message says which, where and how."""
+
+
+class PeerLost(PeerError):
+    """A rank did not come, went elsewhere or cannot be reached: the ranks can do nothing together any more."""
+
+
 class ConfigError(RelaxError):
     """All that is wrong with a configuration: `faults` holds one line each, flag or key first."""
 

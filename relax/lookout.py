@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
@@ -16,12 +16,13 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 BEAT: Final = 0.5  # seconds between two signs of life
 SILENCE: Final = 4 * BEAT  # a rank without a sign of life for so long is stopped or gone
+LONGEST_PAUSE: Final = 0.25  # seconds between two looks at the store
 GRACE: Final = 3.0  # seconds for a rank to leave a stage that another has failed in
 
 
 @attrs.frozen(eq=False)
 class _Place:
-    """Where a rank is: in a stage, whose verdict (rank and fault) will stand under this key, or waiting at its end."""
+    """Where a rank is: in a stage, whose verdict (rank, fault, lost) stands under this key, or waiting at its end."""
 
     name: str
     verdict: str | None = None
@@ -54,6 +55,7 @@ class Lookout:
         self._telling = threading.Lock()
         self._asking_since: float | None = None
         self._failure: _Failure | None = None
+        self._farewell: str | None = None
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._show, self._watch)]
 
@@ -100,7 +102,13 @@ class Lookout:
         """Who is where, since when, and who shows no sign of life. Takes `SILENCE` seconds."""
         before = [self._shown(rank) for rank in range(self.size)]
         time.sleep(SILENCE)
-        return "; ".join(_described(rank, earlier, self._shown(rank)) for rank, earlier in enumerate(before))
+        after = [self._shown(rank) for rank in range(self.size)]
+        return "; ".join(sorted(map(_described, range(self.size), before, after), key=_blameless))
+
+    def ended(self) -> str | None:
+        """Which rank ended itself, and why; None while none has."""
+        with self.asking():
+            return self.store.get(_ENDED).decode() if self.store.check([_ENDED]) else None
 
     def _shown(self, rank: int) -> dict[str, Any] | None:
         key = _key(rank)
@@ -124,6 +132,9 @@ class Lookout:
             try:
                 self._tell(self._own_connection)
                 self._listen(self._place)
+                if self._farewell is not None:
+                    self._own_connection.set(_ENDED, self._farewell)
+                    return
             except DistError:
                 return  # without its store the job has no future; the working thread finds that out
 
@@ -131,7 +142,7 @@ class Lookout:
         if place.verdict is None or place.waits or not self._own_connection.check([place.verdict]):
             return
         if self._failure is None or self._failure.place is not place:
-            _, fault = json.loads(self._own_connection.get(place.verdict))
+            _, fault, _ = json.loads(self._own_connection.get(place.verdict))
             if fault is not None:
                 self._failure = _Failure(place, fault, time.monotonic())
 
@@ -139,7 +150,9 @@ class Lookout:
         while not self._closed.wait(BEAT):
             place, failure, asking, now = self._place, self._failure, self._asking_since, time.monotonic()
             if failure is not None and failure.place is place and now - failure.heard > GRACE:
-                self._end(f"{failure.fault} (rank {self.rank} was still busy at {place.name!r} and is ended)")
+                self._farewell = f"rank {self.rank} was still busy at {place.name!r} and is ended"
+                self._threads[0].join(SILENCE)  # it tells the others
+                self._end(f"{failure.fault} ({self._farewell})")
             if asking is not None and now - asking > self.timeout_s:
                 self._end(
                     f"the store of the job does not answer rank {self.rank} at {place.name!r} since {now - asking:.0f} "
@@ -152,8 +165,28 @@ class Lookout:
         os._exit(1)
 
 
+def wait_until(holds: Callable[[], bool], limit: float) -> bool:
+    """Whether something holds within `limit` seconds. The longer it takes, the less often it is looked at."""
+    began = time.monotonic()
+    while not holds():
+        waited = time.monotonic() - began
+        if waited > limit:
+            return False
+        time.sleep(min(LONGEST_PAUSE, max(1e-4, waited / 10)))
+    return True
+
+
+_ENDED: Final = "ended"
+_SILENT: Final = " and shows no sign of life: stopped or gone"
+
+
 def _key(rank: int) -> str:
     return f"rank/{rank}"
+
+
+def _blameless(described: str) -> tuple[bool, bool]:
+    """Who is gone comes first, then who is waited for."""
+    return not described.endswith(_SILENT), " waits at " in described
 
 
 def _described(rank: int, earlier: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
@@ -161,5 +194,5 @@ def _described(rank: int, earlier: dict[str, Any] | None, now: dict[str, Any] | 
         return f"rank {rank} has not joined"
     silent = earlier is not None and earlier["beat"] == now["beat"]
     verb = "was last seen at" if silent else "waits at" if now["waits"] else "is at"
-    state = " and shows no sign of life: stopped or gone" if silent else ""
+    state = _SILENT if silent else ""
     return f"rank {rank} {verb} {now['place']!r} since {time.time() - now['since']:.0f} s{state}"

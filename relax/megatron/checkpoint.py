@@ -18,7 +18,7 @@ from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from relax.agreement import gathering, stage
-from relax.errors import RelaxError
+from relax.errors import PeerLost, RelaxError
 from relax.megatron import shim
 from relax.megatron.atomic import complete, replaced
 from relax.megatron.checkpoint_part import Part
@@ -38,16 +38,19 @@ class Writing:
     def __init__(self, unfinished: Path, target: Path, part: Part, keep: int) -> None:
         self.target = target
         self._unfinished, self._part, self._keep = unfinished, part, keep
-        self._gather = gathering()
+        self._gather = gathering(f"writing of checkpoint {target}")
         self._faults: list[str] = []
+        self._lost: PeerLost | None = None
         # A daemon: who ends the process at once leaves an unfinished directory, and nobody waits for it.
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def finish(self) -> Path:
-        """Wait until the checkpoint is on disk; its path. Raises CheckpointError on all ranks when any rank failed."""
+        """Wait until the checkpoint is on disk; its path. Raises CheckpointError on all ranks when any failed."""
         with stage(f"writing of checkpoint {self.target.name}"):
             self._thread.join()
+            if self._lost is not None:
+                raise self._lost
         if self._faults:
             raise _unwritten(self.target, "; ".join(self._faults))
         return self.target
@@ -57,9 +60,9 @@ class Writing:
             self._faults = self._gather(_fault_of(self._part.write))
             if not self._faults:
                 self._faults = self._gather(_fault_of(self._make_whole) if self._part.rank == 0 else None)
-        except RelaxError as error:  # a rank that is not heard of
-            self._faults = [str(error)]
-        if self._faults and self._part.rank == 0:
+        except PeerLost as error:
+            self._lost = error
+        if (self._faults or self._lost) and self._part.rank == 0:
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def _make_whole(self) -> None:

@@ -2,6 +2,8 @@
 
 from itertools import groupby
 
+from functools import partial
+
 import attrs
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -220,7 +222,7 @@ class RecomputedLayer(TransformerLayer):  # type: ignore[misc]
     def forward(self, *args: object, **kwargs: object) -> object:
         if not torch.is_grad_enabled():
             return super().forward(*args, **kwargs)
-        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return checkpoint(partial(super().forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False)
 
 
 def layer_spec(*, qk_norm: bool, recompute: bool = False) -> ModuleSpec:

@@ -1,7 +1,7 @@
 """One run from its current position to its end: the warm start, then rollouts, with evaluations and checkpoints."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import attrs
 
@@ -9,7 +9,7 @@ from relax.agreement import stage
 from relax.config import Config
 from relax.data.samples import Sequences
 from relax.data.seeds import seed_global
-from relax.errors import RelaxError
+from relax.errors import PeerLost, RelaxError
 from relax.megatron import checkpoint
 from relax.roles.rollout import Rollout
 from relax.rollout.metrics import sample_metrics, zero_signal_metrics
@@ -82,11 +82,12 @@ class Run:
         """A fault in what the user supplied, a reward function say, costs no training that was done before it."""
         try:
             yield
-        except checkpoint.CheckpointError:
+        except (checkpoint.CheckpointError, PeerLost):
             raise
         except RelaxError:
             if not self.training:
-                self._save()
+                with suppress(PeerLost):  # what is told is what came first
+                    self._save()
             raise
 
     def _reinforced(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, distributed
 import relax_core as rc
 from relax.agreement import stage
 from relax.data.prompts import read_records
+from relax.errors import RelaxError
 from relax.rewards.loader import RewardFunction
 from tests.agreement.job import die, fault_now, stop
 from tests.runtime.scripted import sample
@@ -121,6 +122,15 @@ def fail_beside_a_busy_rank(culprit: int, rank: int) -> None:
             fault_now(Path())
             _broken_reward()
         time.sleep(60)
+
+
+def save_beside_a_busy_rank(culprit: int, rank: int) -> None:
+    """The rank that failed wants to save what there is, which takes all."""
+    try:
+        fail_beside_a_busy_rank(culprit, rank)
+    except RelaxError:
+        with stage("saving"):
+            pass
 
 
 def recover(culprit: int, rank: int) -> None:

@@ -76,6 +76,12 @@ def test_a_rank_that_is_busy_hears_of_it_too(tmp_path: Path) -> None:
     )
 
 
+def test_nobody_waits_for_a_rank_that_ended_itself(tmp_path: Path) -> None:
+    endings = run_job(tmp_path, 2, partial(stages.save_beside_a_busy_rank, 1))
+    assert_all_end(endings, -1, RAISED, "rank 0 was still busy at 'reward of step 0' and is ended")
+    assert endings[1].err.startswith("PeerLost: 'saving' is out of reach for all")
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_rank_in_another_stage(tmp_path: Path, size: int) -> None:
     endings = run_job(tmp_path, size, partial(stages.go_astray, 1))
@@ -97,7 +103,7 @@ def test_a_stopped_rank_is_named_within_the_limit(tmp_path: Path, place: str, si
 def test_a_killed_rank_is_named_within_the_limit(tmp_path: Path, place: str, size: int) -> None:
     work = partial(stages.run_steps, 1, place, "killed")
     endings = run_job(tmp_path, size, work, timeout_s=LIMIT)
-    told = r"rank 1 was last seen at .* and shows no sign of life: stopped or gone"
+    told = r": rank 1 was last seen at .* and shows no sign of life: stopped or gone"
     assert_all_end(endings, 1, LIMIT + SLACK, told)
     assert endings[1].status == -9
 
