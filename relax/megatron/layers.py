@@ -1,8 +1,7 @@
 """The parts of a Megatron transformer layer that are ours: core attention, rotation before caching, the layer spec."""
 
-from itertools import groupby
-
 from functools import partial
+from itertools import groupby
 
 import attrs
 import torch
