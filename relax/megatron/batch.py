@@ -123,14 +123,15 @@ def _share(batch: PaddedBatch) -> PaddedBatch:
     ids[:, moved], positions[:, moved] = batch.input_ids, batch.position_ids
     row = batch.places % rows
     ours, local, gather = context.shares_of_tokens(moved[batch.places // rows], padded)
-    mine = context.zigzag(padded, context.size())[context.rank()]
+    shares = context.zigzag(padded, context.size())
+    mine = shares[context.rank()]
     return attrs.evolve(
         batch,
         input_ids=ids[:, mine],
         position_ids=positions[:, mine],
         places=(local * rows + row)[ours],
         targets=batch.targets[ours],
-        attention=Segments(padded),
+        attention=Segments(padded, shares.flatten().argsort()),
         gather=gather,
     )
 
@@ -197,6 +198,8 @@ def _move(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
     attention, gather = batch.attention, batch.gather
     if isinstance(attention, SharedPrompt):
         attention = attrs.evolve(attention, mask=attention.mask.to(device))
+    elif isinstance(attention, Segments) and attention.order is not None:
+        attention = attrs.evolve(attention, order=attention.order.to(device))
     return attrs.evolve(
         batch,
         input_ids=batch.input_ids.to(device),

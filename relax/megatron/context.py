@@ -45,10 +45,13 @@ def zigzag(lengths: Sequence[int], ranks: int) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def behind_one_another(values: Tensor, lengths: Sequence[int]) -> Tensor:
-    """All ranks' shares of sequences, [places / ranks, ...], as the whole: [places, ...]. Its gradients add up."""
+def whole_sequences(values: Tensor, order: Tensor) -> Tensor:
+    """All places of sequences, [places, ...], from the ranks' shares, [places / ranks, ...].
+
+    `order`, [places], tells where they are in the shares behind one another: what sorts `zigzag`. Every rank goes on
+    with the whole in its own way: gradients of all come back to the rank whose share it is, and add up.
+    """
     gathered = gather_from_sequence_parallel_region(values, group=parallel_state.get_context_parallel_group())
-    order = zigzag(lengths, size()).flatten().argsort().to(values.device)
     whole: Tensor = gathered.index_select(0, order)
     return whole
 

@@ -39,11 +39,12 @@ class SharedPrompt:
 class Segments:
     """Says that the time axis holds sequences of these `lengths` behind one another, each of which sees only itself.
 
-    With context parallelism the lengths are those of whole sequences, multiples of twice the number of ranks, of which
-    a rank has its zig-zag share (see `context`).
+    With context parallelism the lengths are those of whole sequences, of which a rank has its zig-zag share, and
+    `order` is where their places are in the ranks' shares (see `context`).
     """
 
     lengths: tuple[int, ...]
+    order: Tensor | None = None
 
 
 Attention = SharedPrompt | Segments
@@ -87,7 +88,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         if isinstance(attention_mask, SharedPrompt):
             return self._shared(query, key, value, attention_mask)
         if isinstance(attention_mask, Segments):
-            return self._segments(query, key, value, attention_mask.lengths)
+            return self._segments(query, key, value, attention_mask)
         if attn_mask_type is not AttnMaskType.no_mask:
             return self._attend(query, key, value, None)
         return self._decode(query, key, value, attention_mask)
@@ -132,14 +133,14 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         context = self._attend(responses(query), behind_prompt(key), behind_prompt(value), shared.mask)
         return torch.cat((prompt, context.view(-1, rows, context.shape[-1])))
 
-    def _segments(self, query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    def _segments(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         """Runs of equal length at a time, each sequence a row of its own."""
-        ranks = context.size()
-        if ranks > 1:
-            both = context.behind_one_another(torch.cat((key, value), dim=-1), lengths)
-            key, value = both.chunk(2, dim=-1)
+        ranks = 1
+        if segments.order is not None:
+            ranks = context.size()
+            key, value = context.whole_sequences(torch.cat((key, value), dim=-1), segments.order).chunk(2, dim=-1)
         found, start = [], 0
-        for length, run in groupby(lengths):
+        for length, run in groupby(segments.lengths):
             count = len(list(run))
             stop = start + count * length
             local = _rows(query[start // ranks : stop // ranks], count)

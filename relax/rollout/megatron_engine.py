@@ -23,7 +23,7 @@ class MegatronEngine:
         """Raises ValueError where this rank has only some of the model's layers."""
         if not (trainer.model.pre_process and trainer.model.post_process):
             raise ValueError(
-                "--pipeline-model-parallel-size: the megatron engine samples with all layers on each rank; it must be 1"
+                "--pipeline-model-parallel-size: the megatron engine samples with all layers on a rank; leave it at 1"
             )
         self._model = trainer.model
 

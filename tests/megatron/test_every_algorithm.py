@@ -17,7 +17,7 @@ from tests.megatron.steps import Learners, Spread, Step, every_algorithm
 
 ALL = tuple(range(12))
 HALVES = (ALL[:5], ALL[5:])
-EMPTY = (ALL, ())
+MIXED = (ALL[::2], ALL[::-2])
 WHOLE = Spread((ALL,))
 PACKED = Spread((ALL,), 5, qkv_format="thd")
 DYNAMIC = Spread((ALL,), max_tokens_per_gpu=32)
@@ -78,7 +78,9 @@ def test_micro_batches_of_one_process(expected: Mapping[str, Step]) -> None:
 @pytest.mark.parametrize(
     ("world", "layout", "spreads"),
     [
-        pytest.param(2, Layout(), [Spread(HALVES, 3), Spread(EMPTY)], id="DP 2"),
+        pytest.param(
+            2, Layout(), [Spread(HALVES, 3), Spread(MIXED, max_tokens_per_gpu=32, qkv_format="thd")], id="DP 2"
+        ),
         pytest.param(4, Layout(), [Spread((ALL[:1], ALL[1:8], (), ALL[8:]), 2)], id="DP 4"),
         pytest.param(2, Layout(tensor=2), [Spread((ALL,), 5)], id="TP 2"),
         pytest.param(2, Layout(pipeline=2), [Spread((ALL,), 3), Spread((ALL,))], id="PP 2"),
