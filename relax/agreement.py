@@ -46,7 +46,7 @@ def stage(place: str) -> AbstractContextManager[None]:
 
 
 def gathering(work: str) -> Gather:
-    """For a `work` that a thread does beside the stages: tells how it went on every rank.
+    """For a `work` beside the stages, which a thread may do behind the training: tells how it goes on every rank.
 
     May be called several times, as often on every rank. All ranks must ask for their gatherings in the same order.
     """

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside the stages: how a work went that threads do behind the training."""
+"""What ranks tell each other beside the stages, and in threads behind the training: what is the matter on each."""
 
 import json
 from collections.abc import Callable
@@ -33,6 +33,7 @@ class Gathering:
                 limit = f"within {self._timeout_s:g} s"
                 raise PeerLost(f"{self._work}: nothing was heard {limit} of rank {', '.join(missing)}")
             told = [json.loads(self._store.get(key)) for key in keys]
+            self._store.delete_key(f"{self._calls - 1}/{self._rank}")  # whoever has told again has read it
         except DistError as error:
             raise PeerLost(f"the store of the job is gone, and the rank that held it ({error})") from error
         return [f"rank {rank}: {theirs}" for rank, theirs in enumerate(told) if theirs is not None]

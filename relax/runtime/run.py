@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 
 import attrs
 
-from relax.agreement import stage
+from relax.agreement import gathering, stage
 from relax.config import Config
 from relax.data.samples import Sequences
 from relax.data.seeds import seed_global
@@ -47,6 +47,7 @@ class Run:
         self.parts = parts
         self.recorder = recorder
         self.stop = stop
+        self.stops = gathering("requests to stop")
         self.position = position
         self.clock = Clock()
         self.saved: Position | None = None
@@ -58,6 +59,8 @@ class Run:
         """Train until the end (True) or until somebody asks to stop (False); either way a checkpoint is left."""
         try:
             done = self._finish()
+        except PeerLost:
+            raise
         except Exception:
             self._settle()
             raise
@@ -68,7 +71,7 @@ class Run:
         wanted = imitation_steps(self.config)
         if self.position.imitated < wanted:
             self._imitate(wanted)
-        if self.parts.rollout is not None and not self.stop.requested:
+        if self.parts.rollout is not None and not self._asked_to_stop():
             with self._kept_on_error():
                 self._reinforce()
         done = self.position.imitated >= wanted and self._reinforced()
@@ -90,6 +93,10 @@ class Run:
                     self._save()
             raise
 
+    def _asked_to_stop(self) -> bool:
+        """Whether any rank was: all stop at the same step."""
+        return bool(self.stops("asked to stop" if self.stop.requested else None))
+
     def _reinforced(self) -> bool:
         return self.parts.rollout is None or self.position.rollouts >= self.config.num_rollout
 
@@ -101,7 +108,7 @@ class Run:
         # Demonstrations are taken as they are: the sampling temperature has no part in them.
         self.parts.trainer.temperature = 1.0
         self.clock.lap()
-        while self.position.imitated < wanted and not self.stop.requested:
+        while self.position.imitated < wanted and not self._asked_to_stop():
             batch = demonstrations.batch(self.position.imitated)
             metrics = self.parts.actor.imitate(batch, self.clock)
             self._advance(imitated=self.position.imitated + 1)
@@ -120,7 +127,7 @@ class Run:
             self._save()
         self.parts.trainer.temperature = self.config.rollout_temperature
         self.clock.lap()
-        while not self._reinforced() and not self.stop.requested:
+        while not self._reinforced() and not self._asked_to_stop():
             self._rollout()
             if self._reinforced():
                 break

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed
 
 import relax_core as rc
-from relax.agreement import stage
+from relax.agreement import gathering, stage
 from relax.data.prompts import read_records
 from relax.errors import RelaxError
 from relax.rewards.loader import RewardFunction
@@ -142,6 +142,22 @@ def recover(culprit: int, rank: int) -> None:
     for number in range(1, 20):
         step(number, {})
     raise RuntimeError(f"went on after: {told}")
+
+
+def gather(rank: int) -> None:
+    """What one rank tells all hear, round after round."""
+    stops, other = gathering("stops"), gathering("other")
+    heard = [stops("asked to stop" if (rank, turn) == (1, 2) else None) for turn in range(4)]
+    assert heard == [[], [], ["rank 1: asked to stop"], []], heard
+    assert other(f"x{rank}") == [f"rank {one}: x{one}" for one in range(4)]
+
+
+def gather_without_one(culprit: int, rank: int) -> None:
+    told = gathering("work")
+    fault_now(Path())
+    if rank == culprit:
+        time.sleep(60)
+    told(None)
 
 
 def nothing(rank: int) -> None:

@@ -129,6 +129,16 @@ def test_a_fault_that_is_handled_ends_nothing(tmp_path: Path) -> None:
     assert all("went on after" in ending.err and "no judge today" in ending.err for ending in endings), endings
 
 
+def test_what_one_rank_tells_all_hear(tmp_path: Path) -> None:
+    endings = run_job(tmp_path, 4, stages.gather)
+    assert [(ending.status, ending.err) for ending in endings] == [(0, "")] * 4
+
+
+def test_a_rank_that_tells_nothing_is_named(tmp_path: Path) -> None:
+    endings = run_job(tmp_path, 2, partial(stages.gather_without_one, 1), timeout_s=LIMIT, stopped=1)
+    assert_all_end(endings, 1, LIMIT + SLACK, r"PeerLost: work \(1\): nothing was heard within 3 s of rank 1")
+
+
 def test_a_job_without_faults(tmp_path: Path) -> None:
     assert [(ending.status, ending.err) for ending in run_job(tmp_path, 4, stages.nothing)] == [(0, "")] * 4
 
