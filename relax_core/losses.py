@@ -5,7 +5,6 @@ policy; log-ratios are clamped to [-20, 20] before `exp`. All return the metrics
 and `clipfrac`, 1 where clipping changes the loss.
 """
 
-import functools
 import math
 from typing import Final
 
@@ -40,8 +39,20 @@ def ratio_of(log_ratio: Tensor) -> Tensor:
 
 
 def nothing(like: Tensor) -> Tensor:
-    """The `clipfrac` of a loss that does not clip: zeros that take no memory."""
-    return like.new_zeros(()).expand_as(like)
+    """The `clipfrac` of a loss that does not clip: one zero for all tokens."""
+    return like.new_zeros(())
+
+
+def where_positive(advantages: Tensor, positive: float | Tensor, other: float | Tensor) -> Tensor:
+    """`positive` where A > 0, else `other`; infinity becomes the largest number.
+
+    In arithmetic, since to select by signs takes ten times as long.
+    """
+    flags, most = advantages.sign().clamp(min=0), torch.finfo(advantages.dtype).max
+    here, elsewhere = (
+        torch.as_tensor(end, dtype=flags.dtype, device=flags.device).clamp(-most, most) for end in (positive, other)
+    )
+    return flags * here + (1 - flags) * elsewhere
 
 
 def token_loss(loss: Tensor, like: Tensor, **metrics: Tensor) -> TokenLoss:
@@ -70,16 +81,17 @@ def ppo_clip(
 
 
 def clip_by_sign(
-    values: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor, far: float = math.inf
+    values: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor, far: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Values within [low, far] where A < 0 and up to `high` elsewhere; and True where `low` or `high` changes the loss.
+    """Values within [low, far] where A < 0 and up to `high` where A > 0; True where `low` or `high` changes the loss.
 
     Of the two bounds of a clip range, only the one that the sign of A looks towards can change a pessimistic loss: one
     clamp gives what the maximum of two branches does, with half the temporaries, forwards and backwards.
     """
-    bound, negative = functools.partial(torch.as_tensor, dtype=values.dtype, device=values.device), advantages < 0
-    least, most = torch.where(negative, bound(low), -math.inf), torch.where(negative, far, bound(high))
-    return values.clamp(least, most), (values < least) | ((values > most) & (advantages > 0))
+    least, most = where_positive(-advantages, low, -math.inf), where_positive(advantages, high, math.inf)
+    inside = values.clamp(least, most)
+    clipped = inside != values
+    return inside if far is None else values.clamp(least, where_positive(advantages, high, far)), clipped
 
 
 def clipped_surrogate(
@@ -87,7 +99,7 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """The clipped loss of log-ratios, whatever level they are of, and 1 where the clipped branch is the larger."""
     above = 1 + (low if high is None else high)
-    inside, clipped = clip_by_sign(ratio_of(log_ratio), advantages, 1 - low, above, math.inf if dual is None else dual)
+    inside, clipped = clip_by_sign(ratio_of(log_ratio), advantages, 1 - low, above, dual)
     return -inside * advantages, clipped.to(inside.dtype)
 
 
@@ -129,7 +141,7 @@ def sapo(
 ) -> TokenLoss:
     """-(4 / tau) sigmoid(tau (ratio - 1)) A, tau by the sign of A: a soft gate for the clip. SAPO, arXiv 2511.20347."""
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
-    tau = torch.full_like(adv, tau_neg).masked_fill(adv > 0, tau_pos)
+    tau = where_positive(adv, tau_pos, tau_neg)
     loss = (-4 * adv / tau) * torch.sigmoid(tau * (ratio_of(lp - old) - 1))
     return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=nothing(lp))
 
@@ -146,14 +158,13 @@ def cispo(
 ) -> TokenLoss:
     """-stop(c) A log_probs: the clipped ratio only weighs, so no token loses its gradient. arXiv 2506.13585, Eq. 4.
 
-    c = min(ratio, 1 + eps_clip_high) where A >= 0, else max(ratio, 1 - eps_clip).
+    c = min(ratio, 1 + eps_clip_high) where A > 0, else max(ratio, 1 - eps_clip).
     """
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
     log_ratio = (lp - old).detach()
-    ratio = ratio_of(log_ratio)
     high = 1 + (eps_clip if eps_clip_high is None else eps_clip_high)
-    weight = torch.where(adv >= 0, ratio.clamp(max=high), ratio.clamp(min=1 - eps_clip))
-    return token_loss(-weight * adv * lp, log_probs, ppo_kl=-log_ratio, clipfrac=(weight != ratio).to(lp.dtype))
+    weight, clipped = clip_by_sign(ratio_of(log_ratio), adv, 1 - eps_clip, high)
+    return token_loss(-weight * adv * lp, log_probs, ppo_kl=-log_ratio, clipfrac=clipped.to(lp.dtype))
 
 
 @checked
@@ -165,7 +176,7 @@ def reinforce(
 ) -> TokenLoss:
     """-A log_probs (Williams, 1992). Right on samples of the current policy only: no ratio corrects for another."""
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
-    return token_loss(-adv * lp, log_probs, ppo_kl=old - lp, clipfrac=nothing(lp))
+    return token_loss(-(adv * lp), log_probs, ppo_kl=old - lp, clipfrac=nothing(lp))
 
 
 @checked

@@ -1,8 +1,9 @@
 """Sums that do not depend on the order of their terms, and the constants that the formulas add.
 
 A float64 is split into *digits* of 26 bits: value = sum over j of digit_j * 2**(26 * (top - j)), where `top` is the
-place of the first digit. Digits are integers below 2**26, so up to 2**27 of them add up exactly, in any order and over
-any number of ranks; only the last step, from digits back to one float64, rounds. (Kulisch's long accumulator.)
+place of the first digit. Digits are integers of at most 2**26 in size, so up to 2**27 of them add up exactly, in any
+order and over any number of ranks; only the last step, from digits back to one float64, rounds. (Kulisch's long
+accumulator.)
 """
 
 from typing import Final
@@ -23,12 +24,19 @@ _RADIX: Final = 2.0**_BITS
 _WIDTH: Final = 4
 _HIGHEST: Final = 32
 _LOWEST: Final = _HIGHEST - 63
-_PLACES: Final = tuple(2.0 ** (_BITS * place) for place in range(_LOWEST, _HIGHEST + 1))
+_PLACES: Final = _HIGHEST - _LOWEST + 1
+_TO_NEAREST: Final = 1.5 * 2.0**52
+"""Added to a float64 and taken away again, it leaves the nearest integer: nothing finer fits beside it."""
+
+
+def _nearest(values: Tensor) -> Tensor:
+    """The nearest integers of numbers below 2**51, in place. (`round_` starts threads for a few thousand numbers.)"""
+    return values.add_(_TO_NEAREST).sub_(_TO_NEAREST)
 
 
 def _scale(place: Tensor) -> Tensor:
-    """2**(26 * place), exactly."""
-    return torch.tensor(_PLACES, dtype=torch.float64, device=place.device)[place - _LOWEST]
+    """2**(26 * place), exactly: the exponent's bits of a float64, written where they stand."""
+    return (_BITS * place + 1023 << 52).view(torch.float64)
 
 
 def top_place(values: Tensor) -> Tensor:
@@ -39,12 +47,10 @@ def top_place(values: Tensor) -> Tensor:
 
 def to_digits(values: Tensor, top: Tensor) -> Tensor:
     """Four digits of each value, from place `top` down, on a new last axis: exact down to 2**-78 of `top`."""
-    rest = values * _scale(-top)
-    digits = []
+    rest, digits = values * _scale(-top), []
     for _ in range(_WIDTH):
-        digit = rest.trunc()
-        rest = (rest - digit) * _RADIX
-        digits.append(digit)
+        digits.append(_nearest(rest.clone()))
+        rest = rest.sub_(digits[-1]).mul_(_RADIX)
     return torch.stack(digits, dim=-1)
 
 
@@ -55,10 +61,11 @@ def from_digits(digits: Tensor, top: Tensor) -> Tensor:
     """
     # Places first: whole tensors are added then, not many short rows.
     digits = digits.movedim(-1, 0).clone(memory_format=torch.contiguous_format)
-    for _ in range(_WIDTH):
-        carry = (digits[1:] / _RADIX).round_()
-        digits[1:] -= carry * _RADIX
-        digits[:-1] += carry
+    # The first sweep leaves digits below 2**28, the second some that are too large by 3, the third by 1.
+    for _ in range(3):
+        carry = _nearest(digits[1:] / _RADIX)
+        digits[1:].sub_(carry, alpha=_RADIX)
+        digits[:-1].add_(carry)
     places = torch.arange(len(digits), device=digits.device).view(-1, *[1] * top.ndim)
     terms = digits * _scale(top - places)
     while len(terms) > 1:
@@ -74,11 +81,11 @@ def accumulate(
     These rows may be added to other ranks' rows by a plain "sum" reduction, which is exact as well. One pass for each
     place from that of the largest value down to where no digits are left: a handful, unless magnitudes are mixed.
     """
-    sums, rest = values.new_zeros(*values.shape[:-1], count, len(_PLACES)), values.clone()
+    sums, rest = values.new_zeros(*values.shape[:-1], count, _PLACES), values.clone()
     place, digits = int(top_place(values.abs().amax())) if values.numel() else _LOWEST - 1, torch.empty_like(values)
     while place >= _LOWEST and rest.any():
         unit = 2.0 ** (_BITS * place)
-        torch.mul(rest, 1 / unit, out=digits).trunc_()
+        _nearest(torch.mul(rest, 1 / unit, out=digits))
         sums[..., _HIGHEST - place] = sum_by(digits, index, count)
         rest.sub_(digits, alpha=unit)  # digits * unit has no rounding, so neither has this
         place -= 1
@@ -116,7 +123,8 @@ def group_extrema(
 
 def _group_digits(values: Tensor, ids: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """Each value's digits, aligned to its group's largest; the groups' sums of them; and the groups' top places."""
-    top = top_place(group_extrema(values.abs(), ids, groups)[1])
+    index, size = ids[:, None].expand_as(values), values.abs()
+    top = top_place(size.new_zeros(groups, values.shape[1]).scatter_reduce(0, index, size, "amax"))
     digits = to_digits(values, top[ids])
     return digits, digits.new_zeros(*top.shape, _WIDTH).index_add(0, ids, digits), top
 

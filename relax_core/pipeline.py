@@ -204,7 +204,8 @@ def summed(
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
     """Token losses weighed and summed, and their metrics; those of no token count by `share`."""
     metrics = {
-        name: reducers.weighted_sum(metric, weights) if metric.ndim else metric * share
+        # Metrics hold 0 where the weight is 0, and have no gradient: a plain product will do.
+        name: torch.dot(metric.to(weights.dtype), weights).to(metric.dtype) if metric.ndim else metric * share
         for name, metric in loss.metrics.items()
     }
     return reducers.weighted_sum(loss.loss, weights), metrics

@@ -8,7 +8,6 @@ paper's range.
 """
 
 import attrs
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -41,7 +40,7 @@ def policy_loss(
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
     high = hyperparameters.eps_clip if hyperparameters.eps_clip_high is None else hyperparameters.eps_clip_high
     inside, clipped = clip_by_sign(lp - old, adv, -hyperparameters.eps_clip, high)
-    mean = tokens.sample_mean(torch.where(adv == 0, 0.0, inside))
+    mean = tokens.sample_mean(inside * adv.sign().abs())
     loss = -adv * tokens.per_token(ratio_of(mean))
     return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=clipped.to(lp.dtype))
 
