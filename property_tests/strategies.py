@@ -9,10 +9,15 @@ import relax_core as rc
 magnitudes = st.sampled_from([1e-30, 1e-12, 1e-3, 1.0, 7.0, 1e6, 1e13, 1e30])
 
 
+def seeds() -> st.SearchStrategy[int]:
+    """Of a torch.Generator."""
+    return st.integers(0, 2**32 - 1)
+
+
 @st.composite
 def numbers(draw: st.DrawFn, count: int) -> Tensor:
     """float64 values, exact in float32: a few levels with ties, or a spread on an offset, or everything mixed."""
-    seed, magnitude = draw(st.integers(0, 2**32 - 1)), draw(magnitudes)
+    seed, magnitude = draw(seeds()), draw(magnitudes)
     generator = torch.Generator().manual_seed(seed)
     kind = draw(st.sampled_from(["levels", "spread", "offset", "mixed", "constant"]))
     values = torch.randn(count, generator=generator)
@@ -37,9 +42,7 @@ def grouped(draw: st.DrawFn, components: int = 1, least: int = 2) -> tuple[Tenso
 
 
 def permutations(count: int) -> st.SearchStrategy[Tensor]:
-    return st.integers(0, 2**32 - 1).map(
-        lambda seed: torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    )
+    return seeds().map(lambda seed: torch.randperm(count, generator=torch.Generator().manual_seed(seed)))
 
 
 @st.composite

@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -98,6 +99,61 @@ def test_signal_is_what_the_scores_say(batch):
     signal = rc.signal.groups_with_signal(algorithm, algorithm.hyperparameters(), matrix, groups)
     expected = [bool(scores[groups == group].min() != scores[groups == group].max()) for group in groups.unique()]
     assert signal.tolist() == expected
+
+
+@given(batch=grouped())
+def test_leave_one_out_is_the_mean_of_the_others_subtracted(batch):
+    values, groups = batch[0][:, 0], batch[1]
+    out = rewards.leave_one_out(values, groups)
+    x = values.numpy().astype(np.longdouble)
+    for i, group in enumerate(groups.tolist()):
+        others = [x[j] for j in range(len(x)) if j != i and groups[j] == group]
+        size = max(map(abs, [x[i], *others]))
+        assert abs(out[i].item() - (x[i] - sum(others) / len(others))) <= 1e-15 * size
+
+
+@given(data=st.data(), batch=grouped())
+def test_the_length_weighted_baseline_is_its_formula_for_every_order(data, batch):
+    values, groups = batch[0][:, 0], batch[1]
+    lengths = torch.tensor(data.draw(st.lists(st.integers(1, 9), min_size=len(groups), max_size=len(groups)))).double()
+    out = rewards.length_weighted_baseline(values, lengths, groups)
+    order = data.draw(permutations(len(groups)))
+    assert torch.equal(rewards.length_weighted_baseline(values[order], lengths[order], groups[order]), out[order])
+    for group in groups.unique():
+        members = (groups == group).numpy()
+        x, w = values.numpy()[members].astype(np.longdouble), lengths.numpy()[members]
+        expected = np.where(x.min() == x.max(), 0, x - (w * x).sum() / w.sum())
+        assert float(np.abs(out.numpy()[members] - expected).max()) <= 1e-15 * float(np.abs(x).max())
+
+
+ONE_REWARD = [name for name, algorithm in rc.ALGORITHMS.items() if not algorithm.traits.reads_components]
+
+
+@pytest.mark.parametrize("name", [*ONE_REWARD, "gdpo", "opo"])
+@given(data=st.data(), batch=grouped(), value=st.sampled_from([0.1, 0.3, 0.35, 100000.1, -1000000.3, 1e30, 1e-30]))
+def test_a_group_of_equal_rewards_gets_exact_zeros(name, data, batch, value):
+    """Whatever its size and its neighbours; but for the algorithms that use the reward as it is."""
+    algorithm, (matrix, groups) = rc.get_algorithm(name), batch
+    values = torch.where(groups == groups[0], value, matrix[:, 0].clamp(-1e15, 1e15))
+    columns = {"gdpo": [values, values], "opo": [values, torch.arange(1.0, len(groups) + 1).double()]}
+    matrix = torch.stack(columns.get(name, [values]), 1)
+    copy = matrix.clone()
+    scores = algorithm.normalize_rewards(algorithm.hyperparameters(), matrix, groups)
+    assert torch.equal(matrix, copy)
+    flat = scores[groups == groups[0]]
+    as_they_are = name in ("m2po", "ppo", "reinforce_plus_plus")
+    assert torch.equal(flat, torch.full_like(flat, value if as_they_are else 0.0))
+
+
+@pytest.mark.parametrize("name", rc.ALGORITHMS)
+@given(batch=grouped(components=2), position=st.integers(0, 10**6), poison=st.sampled_from([np.nan, np.inf, -1e39]))
+def test_a_reward_that_is_not_finite_raises_and_says_where(name, batch, position, poison):
+    algorithm, (matrix, groups) = rc.get_algorithm(name), batch
+    matrix = matrix[:, : 1 + algorithm.traits.reads_components].clone()
+    sample, component = position % len(groups), position % matrix.shape[1]
+    matrix[sample, component] = poison
+    with pytest.raises(ValueError, match=rf"component {component} of the reward of sample {sample} is "):
+        algorithm.normalize_rewards(algorithm.hyperparameters(), matrix, groups)
 
 
 # --- the sums underneath ----------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relax_core as rc
-from property_tests.strategies import numbers, permutations, tokens
-from relax_core import advantages
+from property_tests.strategies import numbers, permutations, spreads, tokens
+from relax_core import advantages, reducers
 from tests.core.ranks import on_ranks
 
 KINDS = st.sampled_from(["whiten", "token_global"])
@@ -37,10 +37,39 @@ def test_normalization_gives_the_same_bits_for_every_spread_and_order(data, kind
     assert world.collectives == 3
 
 
+@given(data=st.data(), kind=KINDS, batch=tokens(), ranks=st.integers(1, 4))
+def test_a_response_may_be_spread_over_ranks_token_by_token(data, kind, batch, ranks):
+    """As context parallelism does. What a mean over tokens weighs is a matter of tokens as well."""
+    values = data.draw(numbers(batch.num_tokens))
+    rank_of = data.draw(spreads(batch.num_tokens, ranks))
+    held = [rank_of == rank for rank in range(ranks)]
+    shares = [(values[mine], rc.Tokens(torch.tensor([int(mine.sum())]), batch.mask[mine])) for mine in held]
+    alone = advantages.normalize(values, batch, kind), reducers.token_mean(batch)
+    parts, _ = on_ranks(shares, lambda share, reduce: advantages.normalize(*share, kind, reduce=reduce))
+    weights, _ = on_ranks(shares, lambda share, reduce: reducers.token_mean(share[1], reduce=reduce))
+    for mine, part, weight in zip(held, parts, weights, strict=True):
+        assert torch.equal(part, alone[0][mine])
+        assert torch.equal(weight, alone[1][mine])
+
+
+@given(data=st.data(), kind=KINDS, batch=tokens().filter(lambda batch: batch.mask.any()), rank=st.integers(0, 2))
+def test_an_advantage_that_is_not_finite_raises_on_every_rank(data, kind, batch, rank):
+    values = data.draw(numbers(batch.num_tokens))
+    broken, token = values.clone(), data.draw(st.sampled_from(batch.mask.nonzero()[:, 0].tolist()))
+    broken[token] = data.draw(st.sampled_from([float("nan"), float("inf"), -1e39]))
+    shares = [broken if number == rank else values for number in range(3)]
+    errors, world = on_ranks(shares, lambda share, reduce: advantages.normalize(share, batch, kind, reduce=reduce))
+    where = f"token {int(batch.position[token])} of sample {int(batch.sample_of[token])} is"
+    assert all(isinstance(error, ValueError) and where in str(error) for error in errors)
+    assert world.collectives == 1
+
+
 @given(data=st.data(), kind=KINDS, batch=tokens())
 def test_normalization_is_its_formula(data, kind, batch):
     values = data.draw(numbers(batch.num_tokens))
+    copy = values.clone()
     out = advantages.normalize(values, batch, kind)
+    assert torch.equal(values, copy)
     assert not out[~batch.mask].any()
     x = values[batch.mask].numpy().astype(np.longdouble)
     if len(x) == 0 or np.float32(x).min() == np.float32(x).max():

@@ -27,7 +27,8 @@ def estimate(
     """KL(policy, reference) of each token, from d = log_probs - ref_log_probs; half precision is raised to float32.
 
     k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d; low_var_kl = k3 within [-10, 10]. Where d < -20, k3 stays at its value
-    there and has no gradient. An importance weight multiplies first, and is taken as a constant.
+    there and has no gradient. An importance weight multiplies first, and is taken as a constant. Every token counts:
+    where masked ones may hold a NaN, pass what `losses.select` leaves.
 
     The gradients are those of the formulas, without a score-function term: differentiated on samples of the policy
     itself, k2 gives an unbiased gradient of the KL, k1 one of expectation 0, k3 that of the reverse divergence. Take

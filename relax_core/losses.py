@@ -3,6 +3,9 @@
 Every loss is one function of log-probs, old log-probs, advantages and tokens. Ratios are of the current to the old
 policy; log-ratios are clamped to [-20, 20] before `exp`. All return the metrics `ppo_kl`, old_log_probs - log_probs,
 and `clipfrac`, 1 where clipping changes the loss.
+
+The dtype of the log-probs is that of the loss; half precision is raised to float32 inside. Of the same inputs, float32
+gives what float64 does within 3e-6 times |loss| + |A|, bfloat16 within 2**-8 times that.
 """
 
 import math
