@@ -183,11 +183,12 @@ def length_weighted_baseline(
     """
     names, ids, counts = _groups(groups, least=2)
     values, weights = rewards.detach().double()[:, None], lengths.double()[:, None]
-    total = group_sums(weights, ids, len(counts))
-    if (weights < 0).any() or (total == 0).any():
-        raise ValueError(f"lengths must be 0 or more and not all 0 in group {int(names[total.argmin()])}")
+    least, most = group_extrema(weights, ids, len(counts))
+    broken = (least < 0) | (most == 0)
+    if broken.any():
+        raise ValueError(f"lengths must be 0 or more and not all 0 in group {int(names[broken.nonzero()[0, 0]])}")
     low, high = group_extrema(values, ids, len(counts))
-    baseline = group_sums(weights * values, ids, len(counts)) / total
+    baseline = group_sums(weights * values, ids, len(counts)) / group_sums(weights, ids, len(counts))
     return torch.where((low == high)[ids], 0.0, values - baseline[ids])[:, 0]
 
 

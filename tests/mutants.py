@@ -41,10 +41,20 @@ SECONDS = 60
 SLOW = "not gloo and not import and not one_graph and not config and not unlike_sizes and not travels"
 """Tests that start processes, compile, or look at other things than numbers."""
 TESTS = {
-    "numerics": ["group_laws", "whitening_laws", "rewards", "whitening", "signal", "advantages", "golden"],
-    "rewards": ["rewards", "golden", "group_laws", "algorithms", "corrections", "records", "signal"],
-    "advantages": ["advantages", "golden", "whitening", "whitening_laws", "token_laws", "algorithms", "records"],
-    "losses": ["losses", "golden", "corrections", "algorithms", "token_laws", "transforms"],
+    "numerics": ["numerics", "group_laws", "whitening_laws", "rewards", "whitening", "signal", "advantages", "golden"],
+    "rewards": ["rewards", "golden", "group_laws", "algorithms", "corrections", "records", "signal", "checks"],
+    "advantages": [
+        "advantages",
+        "golden",
+        "whitening",
+        "whitening_laws",
+        "token_laws",
+        "loss_laws",
+        "algorithms",
+        "records",
+        "checks",
+    ],
+    "losses": ["losses", "golden", "corrections", "algorithms", "loss_laws", "token_laws", "transforms", "checks"],
 }
 """The files that look at a module, the likeliest to notice something first."""
 POINTLESS = re.compile(r"ReplaceBinaryOperator_(Add|Sub|Mul|Div|FloorDiv|Mod|Pow)_(RShift|LShift|BitOr|BitAnd|BitXor)")

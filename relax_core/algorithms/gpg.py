@@ -1,7 +1,7 @@
 """GPG: the plain policy gradient on group-centred rewards, scaled up for the samples that have none. arXiv 2504.02546.
 
 Groups that are all right or all wrong give no gradient, but count in the mean; alpha = samples / samples that give one
-makes up for them.
+makes up for them. To normalize advantages would undo it.
 
 Use it as the simplest thing that may work, with one optimizer step for each rollout, where many groups are all right or
 all wrong.
@@ -46,5 +46,5 @@ GPG = Algorithm[Hyperparameters](
     normalize_rewards=stages.group_mean,
     estimate_advantages=estimate_advantages,
     policy_loss=stages.reinforce,
-    traits=Traits(on_policy=True, complete_batch=True),
+    traits=Traits(normalize_advantages="forbidden", on_policy=True, complete_batch=True),
 )

@@ -178,6 +178,8 @@ def test_no_valid_token_on_one_rank_or_on_all(kind: str) -> None:
 def test_a_non_finite_advantage_raises_everywhere_and_says_where(kind: str) -> None:
     tokens = rc.Tokens.full([2, 2])
     shares = [f64([1, 2, 3, 4]), f64([1, 2, 3, float("nan")])]
+    with pytest.raises(ValueError, match=r"the advantage of token 0 of sample 1 is inf"):
+        advantages.normalize(f64([1, 2, float("inf"), float("nan")]), tokens, kind)
     errors, _ = on_ranks(shares, lambda share, reduce: advantages.normalize(share, tokens, kind, reduce=reduce))
     assert all("token 1 of sample 1 is nan" in str(error) for error in errors)
 

@@ -39,7 +39,7 @@ TRAITS = {
         "normalize_advantages": "forbidden",
         "on_policy": True,
     },
-    "gpg": {"on_policy": True, "complete_batch": True},
+    "gpg": {"normalize_advantages": "forbidden", "on_policy": True, "complete_batch": True},
     "m2po": WHOLE_TOKENS | {"loss_metrics": ("ppo_kl", "clipfrac", "m2", "m2_cap")},
     "reinforce_plus_plus": {
         "advantage_normalization": "token_global",
@@ -122,8 +122,9 @@ def test_opo_weighs_the_baseline_by_length() -> None:
     torch.testing.assert_close(out, torch.tensor([0.25, -0.75, -0.25, 0.0, 0.0]))
     constant = scores("opo", torch.stack([torch.full((5,), 0.1).double(), lengths], 1))
     assert not constant.any()
-    with pytest.raises(ValueError, match="not all 0 in group 1"):
-        scores("opo", torch.stack([REWARDS, f64([1, 1, 1, 0, 0])], 1))
+    for broken in ([1, 1, 1, 0, 0], [1, 1, 1, 9, -1]):
+        with pytest.raises(ValueError, match="lengths must be 0 or more and not all 0 in group 1"):
+            scores("opo", torch.stack([REWARDS, f64(broken)], 1))
 
 
 def test_opo_has_the_baseline_of_least_variance() -> None:
@@ -153,6 +154,27 @@ def test_gpg_makes_up_for_samples_without_gradient() -> None:
         f64([1, 0, 0, 1, 1, 1]), rc.Tokens.full([1] * 6), segment=rc.split_by([2, 1, 3])
     )
     assert segmented.tolist() == [2.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("name", rc.ALGORITHMS)
+def test_three_collectives_at_most_whatever_the_number_of_batches(name: str, normalize: bool) -> None:
+    need = rc.get_algorithm(name).traits.normalize_advantages
+    if need == ("forbidden" if normalize else "required"):
+        pytest.skip(f"{name}: {need}")
+    tokens = rc.Tokens.full([2] * 40)
+    zeros, steps = torch.zeros(tokens.num_tokens).double(), torch.arange(40.0).double()
+    for sizes in ([40], [1] * 40):
+
+        def run(share: torch.Tensor, reduce: rc.collectives.Reduce, sizes: list[int] = sizes) -> torch.Tensor:
+            bound = rc.pipeline(name, segment=rc.split_by(sizes), reduce=reduce, normalize_advantages=normalize)
+            return bound.advantages(share, tokens, kl=zeros, values=zeros).advantages
+
+        results, world = on_ranks([steps, -steps], run)
+        assert all(isinstance(result, torch.Tensor) for result in results)
+        assert world.collectives <= 3
+        _, world = on_ranks([tokens] * 2, lambda share, reduce: rc.pipeline(name, reduce=reduce).weights(share))
+        assert world.collectives == 1
 
 
 def loss(name: str, log_ratio: list[float], advantages: list[float], lengths: list[int], **options: object) -> object:

@@ -29,6 +29,23 @@ def test_masked_importance_drops_what_is_outside() -> None:
     assert out.metrics["tis_clipfrac"].tolist() == [1, 1, 0, 0]
 
 
+def test_ratios_without_bound_stay_finite() -> None:
+    tokens, far = rc.Tokens.full([2]), f64([1e4, -1e4])
+    loss = rc.TokenLoss(f64([0.0, 3.0]), {})
+    for correct in (corrections.truncated_importance, corrections.masked_importance):
+        out = correct(loss, far, torch.zeros(2).double(), tokens, low=0.5, high=2.0)
+        assert out.loss.tolist() == [0.0, 1.5 if correct is corrections.truncated_importance else 0.0]
+        assert out.metrics["tis"].isfinite().all()
+
+
+def test_the_bounds_themselves_are_inside() -> None:
+    tokens, loss = rc.Tokens.full([2]), rc.TokenLoss(f64([1.0, 1.0]), {})
+    out = corrections.masked_importance(loss, f64([0.0, 0.0]), f64([0.0, 0.0]), tokens, low=1.0, high=1.0)
+    assert out.loss.tolist() == [1.0, 1.0]
+    kept = corrections.off_policy_masking(loss, f64([0, 0]), f64([0.5, 0.5]), f64([-1, -1]), tokens, delta=0.5)
+    assert kept.loss.tolist() == [1.0, 1.0]
+
+
 def test_importance_weights_are_constants() -> None:
     log_probs, advantages = f64([-0.5]).requires_grad_(), f64([2.0])
     tokens = rc.Tokens.full([1])

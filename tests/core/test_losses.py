@@ -241,6 +241,26 @@ def test_a_token_mean_over_unequal_micro_batches() -> None:
     assert sum(reducers.weighted_sum(loss[part], weights[part]).item() for part in parts) == pytest.approx(0.32)
 
 
+def test_a_token_mean_is_the_same_for_every_split() -> None:
+    """Lengths 1 and 3, advantages 1 and -1: the loss is 0.5, and each token has a quarter of the gradient."""
+    tokens, log_probs = rc.Tokens.full([1, 3]), torch.zeros(4).double().requires_grad_()
+    loss = losses.ppo_clip(log_probs, log_probs.detach(), f64([1, -1, -1, -1]), tokens, eps_clip=0.2).loss
+    weights = reducers.token_mean(tokens)
+    for cut in (0, 1, 2, 4):
+        parts = [reducers.weighted_sum(loss[part], weights[part]) for part in (slice(cut), slice(cut, None))]
+        (gradient,) = torch.autograd.grad(sum(parts), log_probs, retain_graph=True)
+        assert sum(parts).item() == 0.5
+        assert gradient.tolist() == [-0.25, 0.25, 0.25, 0.25]
+
+
+def test_a_sample_mean_over_four_ranks_is_a_mean() -> None:
+    def run(tokens: rc.Tokens, reduce: rc.collectives.Reduce) -> float:
+        return reducers.weighted_sum(torch.ones(tokens.num_tokens), reducers.sample_mean(tokens, reduce=reduce)).item()
+
+    shares, _ = on_ranks([rc.Tokens.full([2, 5])] * 4, run)
+    assert shares == [0.25] * 4
+
+
 def test_reducers_over_ranks_are_those_of_one_process() -> None:
     whole = masked([2, 3, 1, 4], [1, 0, 1, 1, 1, 0, 0, 1, 1, 1])
     shares = [whole.select(0, 1), whole.select(1, 1), whole.select(1, 4)]

@@ -167,6 +167,13 @@ def test_hyperparameters_outside_their_range_name_field_and_value(wrong: dict[st
         GRPO.hyperparameters(**wrong)
 
 
+def test_a_discount_is_no_hyperparameter_of_an_outcome_algorithm() -> None:
+    for name, algorithm in rc.ALGORITHMS.items():
+        if name not in ("ppo", "reinforce_plus_plus"):
+            with pytest.raises(TypeError, match="gamma"):
+                algorithm.hyperparameters(gamma=0.9)
+
+
 def test_group_scale_can_be_switched_off() -> None:
     matrix, groups = f64([[1.0], [3.0]]), torch.tensor([0, 0])
     plain = GRPO.hyperparameters(disable_grpo_std_normalization=True)
@@ -204,8 +211,9 @@ def test_pipeline_normalizes_advantages_where_required_or_wanted() -> None:
     required = rc.pipeline("reinforce_plus_plus_baseline")(matrix, groups, tokens, log_probs)
     plain = rc.pipeline("grpo")(matrix, groups, tokens, log_probs)
     wanted = rc.pipeline("grpo", normalize_advantages=True)(matrix, groups, tokens, log_probs)
-    assert required.advantages.mean().abs() < 1e-6
-    torch.testing.assert_close(required.returns, torch.tensor([-0.5, 0.5, 0.15, -0.15])[tokens.sample_of])
+    scores = torch.tensor([-0.5, 0.5, 0.15, -0.15])[tokens.sample_of]
+    torch.testing.assert_close(required.advantages, (scores - scores.mean()) / scores.std(correction=0))
+    torch.testing.assert_close(required.returns, scores)
     assert torch.equal(wanted.advantages, rc.advantages.whiten(plain.advantages, tokens))
     assert wanted.carries_signal.tolist() == [True, True]
     for name, normal in (("gdpo", True), ("reinforce_plus_plus", False)):

@@ -144,6 +144,7 @@ def test_three_collectives_however_many_batches() -> None:
     assert world.collectives == 3
 
 
+NAN = float("nan")
 VALUES = f64([1.0, 2.0, 3.0, 4.0])
 FAULTS: dict[str, tuple[Callable[[Reduce], Tensor], str]] = {
     "no segmentation": (lambda reduce: whiten(VALUES, None, reduce), "segmentation into optimizer batches is missing"),
@@ -154,7 +155,8 @@ FAULTS: dict[str, tuple[Callable[[Reduce], Tensor], str]] = {
     "bool sizes": (lambda reduce: whiten(VALUES, rc.split_by([True, 3]), reduce), "whole numbers"),
     "wrong sum": (lambda reduce: whiten(VALUES, rc.split_by([2, 3]), reduce), "add up to 5, not to 4"),
     "overlap": (lambda reduce: whiten(VALUES, lambda v: (v[:3], v[2:]), reduce), "each of 4 samples once"),
-    "nan": (lambda reduce: whiten(f64([1, float("nan"), 2, 3]), rc.split_by([2, 2]), reduce), "sample 1 is nan"),
+    "nan": (lambda reduce: whiten(f64([1, NAN, 2, 3]), rc.split_by([2, 2]), reduce), "sample 1 is nan"),
+    "nan twice": (lambda reduce: whiten(f64([1, 2, NAN, NAN]), rc.split_by([2, 2]), reduce), "sample 2 is nan"),
     "overflow": (lambda reduce: whiten(f64([1, 2, 1e39, 3]), rc.split_by([2, 2]), reduce), "sample 2 is 1e"),
     "integers": (lambda reduce: whiten(torch.tensor([1, 2, 3, 4]), rc.split_by([2, 2]), reduce), "scores"),
     "wrong shape": (
