@@ -6,11 +6,13 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench bench-peers docs clean
+.PHONY: help train test coverage mutants lint bench bench-peers docs clean
 
 help:
 	@echo "make train          train the default recipe: a small model learns to add (ARGS=\"--seed 1\" passes flags on)"
 	@echo "make test           run the tests (ARGS=\"-k gdpo\" passes flags on)"
+	@echo "make coverage       which lines of the core its tests run"
+	@echo "make mutants        whether they notice one-operator changes of it (hours; ARGS=\"losses --sample 100\")"
 	@echo "make lint           ruff and mypy --strict"
 	@echo "make bench          speed of the core, side by side with plain torch versions"
 	@echo "make bench-peers    the same against verl and TRL, installed into an environment of their own"
@@ -23,6 +25,15 @@ train: $(VENV)/.installed-train
 test: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical $(ARGS)
 	@echo "All tests passed. Next: make train"
+
+# These two and nothing else need their tool; it is installed when they first run.
+coverage: $(VENV)/.installed-dev
+	@$(INSTALL) coverage
+	@OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest tests/core property_tests && $(BIN)/coverage report
+
+mutants: $(VENV)/.installed-dev
+	@$(INSTALL) cosmic-ray
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(or $(ARGS),numerics rewards advantages losses)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

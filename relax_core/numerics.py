@@ -82,7 +82,7 @@ def accumulate(
     place from that of the largest value down to where no digits are left: a handful, unless magnitudes are mixed.
     """
     sums, rest = values.new_zeros(*values.shape[:-1], count, _PLACES), values.clone()
-    place, digits = int(top_place(values.abs().amax())) if values.numel() else _LOWEST - 1, torch.empty_like(values)
+    place, digits = int(top_place(values.abs().amax())) if values.numel() else 0, torch.empty_like(values)
     while place >= _LOWEST and rest.any():
         unit = 2.0 ** (_BITS * place)
         _nearest(torch.mul(rest, 1 / unit, out=digits))

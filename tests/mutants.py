@@ -179,12 +179,15 @@ def main() -> None:
     parser.add_argument("modules", nargs="+", choices=TESTS)
     parser.add_argument("--results", type=Path, default=Path("build/mutants.jsonl"), help="a run goes on from it")
     parser.add_argument("--only", default="", help="mutants whose line contains this")
+    parser.add_argument("--sample", type=int, help="this many of each module, drawn fairly")
+    parser.add_argument("--retry", action="store_true", help="try survivors of earlier runs again")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     known = arguments.results.read_text(encoding="utf-8").splitlines() if arguments.results.exists() else []
-    noticed = {tuple(row["mutant"]): row["by"] for row in map(json.loads, known)}
+    rows = map(json.loads, known)
+    noticed = {tuple(row["mutant"]): row["by"] for row in rows if row["by"] or not arguments.retry}
     for module in arguments.modules:
         folders = {name: "property_tests" if name.endswith("_laws") else "tests/core" for name in TESTS[module]}
         files = [f"{folder}/test_{name}.py" for name, folder in folders.items()]
@@ -192,6 +195,7 @@ def main() -> None:
             sys.exit(f"without a mutant the tests fail: {by}")
         every = [mutant for mutant in mutants(module) if arguments.only in mutant.before]
         random.Random(0).shuffle(every)  # so that what is done at any time is a fair sample
+        every = every[: arguments.sample]
         likely: dict[int, list[str]] = {}
         lived = 0
         for done, mutant in enumerate(every, start=1):

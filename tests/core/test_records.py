@@ -230,6 +230,26 @@ def test_what_one_rank_cannot_estimate_raises_on_every_rank() -> None:
     assert world.collectives == 1
 
 
+def test_pipeline_sums_the_critics_loss() -> None:
+    """Squares 0.25 and 4, the second clipped at 0.2 from 1: 3.24 is the smaller. Of masked tokens nothing."""
+    tokens = rc.Tokens(torch.tensor([1, 2]), torch.tensor([1, 1, 0]).bool())
+    values, old, nan = torch.tensor([0.5, 3.0, 0.0]), torch.tensor([0.5, 1.0, 0.0]), float("nan")
+    run = rc.pipeline("ppo")
+    loss, metrics = run.value_loss(values, old, torch.tensor([0.0, 1.0, nan]), tokens, run.weights(tokens))
+    assert loss.item() == pytest.approx((0.25 + 4) / 2)
+    assert metrics["value_clipfrac"].item() == 0.0
+    with pytest.raises(ValueError, match="grpo has no value_loss: it trains no critic"):
+        rc.pipeline("grpo").value_loss(values, old, old, tokens, run.weights(tokens))
+
+
+def test_a_micro_batch_counts_scalar_metrics_by_its_share() -> None:
+    tokens, log_probs = rc.Tokens.full([2]), torch.tensor([0.5, -0.5])
+    run = rc.pipeline("m2po")
+    arguments = log_probs, torch.zeros(2), torch.tensor([1.0, -1.0]), tokens, run.weights(tokens)
+    assert run.loss(*arguments)[1]["m2"].item() == pytest.approx(0.25)
+    assert run.loss(*arguments, share=0.5)[1]["m2"].item() == pytest.approx(0.125)
+
+
 def test_pipeline_wraps_the_loss() -> None:
     tokens, log_probs, entropy = rc.Tokens.full([1, 1]), torch.zeros(2), torch.tensor([1.0, 3.0])
     matrix, groups = f64([[0.0], [1.0]]), torch.tensor([0, 0])

@@ -197,6 +197,18 @@ def test_weights_that_cannot_be(weights: object, message: str) -> None:
         GDPO.hyperparameters(gdpo_reward_weights=weights)
 
 
+def test_a_score_that_float32_cannot_hold_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"weighted score of sample 1 is -?[0-9.]*e\+38, which float32 cannot hold"):
+        rewards.combined(f64([[1, 1], [-2, -2], [3, 3]]), f64([1e38, 1e38]))
+
+
+def test_weights_may_come_from_python() -> None:
+    assert rewards.weight_vector((), 2).tolist() == [1.0, 1.0]
+    assert rewards.weight_vector((2, 0.5), 2).tolist() == [2.0, 0.5]
+    with pytest.raises(ValueError, match=r"reward weights must not all be zero \(in float32\), got \(0, 0\)"):
+        rewards.weight_vector((0, 0), 2)
+
+
 def test_zero_and_negative_weights_are_fine() -> None:
     for weights in ((0.0, 1.0), (-1.0, 0.5)):
         GDPO.hyperparameters(gdpo_reward_weights=weights)
