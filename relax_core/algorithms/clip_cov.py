@@ -4,6 +4,10 @@ The paper draws among the tokens of a covariance range; here those with the larg
 
 Use it where entropy falls early and exploration stops. With few tokens in an optimizer batch the share comes down to
 one token.
+
+Example:
+    old_log_probs = torch.tensor([-0.9, -1.1, -1.0, -0.7, -0.9, -1.1, -0.8, -4.0, -1.0])  # the last but one is rare
+    log_probs = (old_log_probs + 0.05).requires_grad_()  # and bad: no ratio is clipped, but it gets no gradient
 """
 
 import attrs

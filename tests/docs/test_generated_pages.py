@@ -66,6 +66,11 @@ def test_every_algorithm_has_an_example_that_is_run(name: str) -> None:
     assert re.match(r"scores +\[.*\d.*\]\nadvantages \[.*\d.*\]\ngradient +\[.*[1-9].*\]\n", shown["output"])
 
 
+def test_the_example_of_clip_cov_shows_a_choice() -> None:
+    (shown,) = EXAMPLE.finditer((DOCS / "algorithms" / "clip_cov.md").read_text(encoding="utf-8"))
+    assert re.search(r"^gradient .*\d, 0\.0, 0\.\d+\]$", shown["output"], re.MULTILINE)
+
+
 def test_links_lead_to_what_there_is(wanted: dict[str, str]) -> None:
     for name, text in wanted.items():
         for target in re.findall(r"\]\(([^)#:]+\.md)", text):
