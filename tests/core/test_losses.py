@@ -165,6 +165,16 @@ def test_every_parameter_changes_the_loss_on_a_witness(parameter: str) -> None:
     assert not torch.equal(loss(), loss(**{parameter: 1.5 if parameter == "eps_clip_c" else 0.5}))
 
 
+def test_the_largest_scores_are_chosen_and_of_equal_ones_the_first() -> None:
+    tokens = rc.Tokens(torch.tensor([6]), torch.tensor([1, 1, 1, 1, 0, 1]).bool())
+    scores, valid = f64([3, 5, 3, 3, 9, -1]), tokens.mask
+    for share, chosen in ((0.2, [1]), (0.4, [0, 1]), (0.79, [0, 1, 2]), (0.8, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3, 5])):
+        assert losses.largest(scores, valid, share, tokens).nonzero()[:, 0].tolist() == chosen
+    assert losses.largest(scores, valid, 0.0, tokens).tolist() == [False, True, False, False, False, False]
+    assert losses.largest(scores, scores < 4, 0.4, tokens).nonzero()[:, 0].tolist() == [0, 2]
+    assert not losses.largest(scores, scores > 10, 1.0, tokens).any()
+
+
 # --- KL -------------------------------------------------------------------------------------------------------------
 
 
