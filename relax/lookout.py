@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
@@ -116,8 +116,8 @@ class Lookout:
             return json.loads(self.store.get(key)) if self.store.check([key]) else None
 
     def _move(self, place: _Place) -> None:
-        with self.asking():
-            self._place = place
+        self._place = place
+        with self.asking(), suppress(DistError):  # who asks a store that is gone finds that out, inside the stage
             self._tell(self.store)
 
     def _tell(self, store: Store) -> None:
