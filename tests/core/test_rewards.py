@@ -219,7 +219,7 @@ def test_one_component_is_no_gdpo_and_two_are_no_grpo() -> None:
         GDPO.normalize_rewards(GDPO.hyperparameters(), f64([[1], [2]]), torch.tensor([0, 0]))
     grpo = get_algorithm("grpo")
     with pytest.raises(ValueError, match="one scalar reward for each sample, but got 2 components"):
-        grpo.normalize_rewards(grpo.hyperparameters(), f64([[1, 2], [2, 3]]), torch.tensor([0, 0]))
+        grpo.normalize_rewards(grpo.hyperparameters(), f64([[1, 2], [2, 3], [3, 4]]), torch.tensor([0, 0, 0]))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
