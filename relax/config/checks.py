@@ -16,7 +16,7 @@ UNAVAILABLE: Final[Mapping[str, str]] = {
     "fully_async": "not available yet; leave it out: rollout and training take turns",
     "max_staleness": "not available yet; leave it at 0: samples are trained on by the weights that sampled them",
     "num_iters_per_train_update": "not available yet; leave it at 1: a batch reaches the trainer whole",
-    "balance_data": "not available yet; leave it out: there is one data-parallel rank",
+    "pipeline_model_parallel_size": "not available yet; leave it at 1: samples come from whole models",
     "debug_rollout_only": "not available yet; 'relax sample' and 'relax eval' sample without training",
     "debug_train_only": "not available yet; '--loss-type sft' trains without sampling",
 }
@@ -68,6 +68,13 @@ def effective(config: Config, traits: Traits) -> Iterator[str]:
         value = getattr(config, option.name)
         if switch and value != option.default and not getattr(config, switch):
             yield f"{option.flag} {value}: has no effect without --{switch.replace('_', '-')}"
+
+
+def engine_layout(config: Config, traits: Traits) -> Iterator[str]:
+    """An engine with a copy of the weights is given whole matrices."""
+    size = config.tensor_model_parallel_size
+    if size > 1 and config.rollout_engine != "megatron":
+        yield f"--rollout-engine {config.rollout_engine}: has no split matrices (--tensor-model-parallel-size {size})"
 
 
 def one_mode(config: Config, traits: Traits) -> Iterator[str]:
@@ -232,6 +239,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("on-policy", _ON_POLICY, trait_checks.on_policy, "on_policy"),
     Check("complete batch", ("num_iters_per_train_update",), trait_checks.complete_batch, "complete_batch"),
     Check("critic", ("hybrid", "fully_async"), trait_checks.critic, "needs_critic"),
+    Check("engine and layout", ("rollout_engine", "tensor_model_parallel_size"), engine_layout),
     Check("one mode", ("colocate", "hybrid", "fully_async"), one_mode),
     Check("one debug switch", ("debug_rollout_only", "debug_train_only"), one_debug_switch),
     Check("complete batches", ("fully_async", "normalize_advantages"), async_normalization),

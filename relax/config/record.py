@@ -169,6 +169,9 @@ class Config:
     fully_async: bool = setting(PLACEMENT, False, "every role has workers of its own and none waits")
     max_staleness: int = setting(PLACEMENT, 0, "rollouts by which samples may lag behind the weights", at_least(0))
     num_iters_per_train_update: int = setting(PLACEMENT, 1, "pieces in which a batch reaches the trainer", at_least(1))
+    tensor_model_parallel_size: int = setting(PLACEMENT, 1, "processes that share each matrix", at_least(1))
+    pipeline_model_parallel_size: int = setting(PLACEMENT, 1, "processes that share the layers", at_least(1))
+    context_parallel_size: int = setting(PLACEMENT, 1, "processes that share each sequence", at_least(1))
     balance_data: bool = setting(PLACEMENT, False, "even out tokens between data-parallel ranks")
     qkv_format: Literal["bshd", "thd"] = setting(PLACEMENT, "bshd", "padded or packed sequences")
 

@@ -47,6 +47,11 @@ def gathered(values: Tensor) -> tuple[Tensor, slice]:
     return whole.to(values.device), slice(start, start + len(values))
 
 
+def leads() -> bool:
+    """Whether this rank is the job's first."""
+    return distributed.get_rank() == 0
+
+
 def everywhere(holds: bool) -> bool:
     """Whether something holds on all ranks of the job."""
     if distributed.get_world_size() == 1:

@@ -1,6 +1,7 @@
 """One process of a Megatron job: torch.distributed, model-parallel groups, seeds."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +17,11 @@ from relax.megatron import shim
 from relax.megatron.layout import ONE_RANK, Layout
 
 
+def job_size() -> int:
+    """Processes of the job that torchrun describes in the environment; 1 where there is none."""
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
+
+
 @contextmanager
 def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float = 600.0) -> Iterator[None]:
     """Joins the job that torchrun describes in the environment, or makes one of this process alone.
@@ -29,7 +35,7 @@ def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float =
     """
     if distributed.is_initialized():
         raise RuntimeError("torch.distributed is already initialized in this process: leave that job first")
-    layout.check_job(int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1)
+    layout.check_job(job_size())
     on_gpu = torch.cuda.is_available()
     flushed = _flushes_denormals()
     if on_gpu:
@@ -38,7 +44,9 @@ def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float =
     store, rank, size = HashStore(), 0, 1
     if "RANK" in os.environ:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
-    with agreement.joined(store, rank, size, timeout_s=timeout_s):
+    with agreement.joined(store, rank, size, timeout_s=timeout_s), warnings.catch_warnings():
+        # Megatron calls collectives by names that torch is about to retire: nothing that a user could mend.
+        warnings.filterwarnings("ignore", message=r"`torch\.distributed\..*is deprecated", category=FutureWarning)
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=timeout
         )

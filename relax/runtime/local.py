@@ -1,4 +1,7 @@
-"""The local runtime: every role in this process, one after another. This is what the commands call."""
+"""The local runtime: every role in this process, one after another. This is what the commands call.
+
+Under torchrun there are several such processes, which train together; the first one writes files and tells the user.
+"""
 
 import shlex
 import shutil
@@ -12,14 +15,15 @@ import attrs
 from relax.agreement import stage
 from relax.config import Config, configure
 from relax.data.seeds import generator
-from relax.errors import RelaxError
+from relax.errors import ConfigError, RelaxError
 from relax.megatron import checkpoint, hf
-from relax.megatron.runtime import megatron_process
+from relax.megatron.groups import leads
+from relax.megatron.runtime import job_size, megatron_process
 from relax.report.html import write_report
 from relax.rollout.sampling import Prompts
 from relax.runtime.files import RunFiles, write_whole
-from relax.runtime.parts import Parts, build, imitation_steps, phases, with_data
-from relax.runtime.recorder import Recorder
+from relax.runtime.parts import Parts, build, imitation_steps, layout_of, phases, with_data
+from relax.runtime.recorder import Recorder, Silence
 from relax.runtime.run import Position, Run
 from relax.runtime.stop import StopRequest
 
@@ -31,8 +35,10 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
 
     With `resume`, go on from the latest checkpoint of `run_dir`. Errors: `RelaxError`.
     """
-    files = RunFiles(run_dir)
-    with StopRequest() as stop, megatron_process(config.seed):
+    files, layout = RunFiles(run_dir), layout_of(config)
+    if faults := list(layout.job_faults(job_size())):
+        raise ConfigError(faults)
+    with StopRequest() as stop, megatron_process(config.seed, layout):
         with _removed_unless_begun(files, resume):
             run = _prepare(config, files, stop, resume)
         finished = False
@@ -40,13 +46,14 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
             with run.recorder:
                 finished = run.finish()
         finally:
-            if not finished:
+            if not finished and leads():
                 print(f"\nTo go on: {_program()} train --resume {run_dir}", file=sys.stderr)
         if not finished:
             return STOPPED
         _export(run.parts, files)
-    report = write_report(run_dir)
-    print(_farewell(run_dir, report, _example(run.parts)))
+        leading = leads()
+    if leading:
+        print(_farewell(run_dir, write_report(run_dir), _example(run.parts)))
     return 0
 
 
@@ -67,7 +74,7 @@ def _removed_unless_begun(files: RunFiles, resume: bool) -> Iterator[None]:
             shutil.rmtree(files.data, ignore_errors=True)
             files.config.unlink(missing_ok=True)
             if not existed:
-                shutil.rmtree(files.root)
+                shutil.rmtree(files.root, ignore_errors=True)
         raise
 
 
@@ -86,11 +93,13 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
         parts = build(complete, imitating=position.imitated < imitation_steps(config))
     if latest is not None:
         checkpoint.load(latest, parts.trainer, parts.critic)
-    if resume:
-        files.rewind(position.step, position.evaluated)
-    else:
-        write_whole(files.config, config.to_yaml())
-    run = Run(complete, files, parts, Recorder(files, phases(config), position.step), stop, position)
+    with stage("writing the configuration"):
+        if resume and leads():
+            files.rewind(position.step, position.evaluated)
+        elif leads():
+            write_whole(files.config, config.to_yaml())
+    recorder = (Recorder if leads() else Silence)(files, phases(config), position.step)
+    run = Run(complete, files, parts, recorder, stop, position)
     run.saved = None if latest is None else position
     return run
 

@@ -10,9 +10,11 @@ from relax.adapter import Objective
 from relax.config import Config
 from relax.data.prompts import read_records
 from relax.data.tokenizer import TextCodec, character_codec, load_codec
+from relax.errors import ConfigError
 from relax.inputs import prove
 from relax.megatron import groups
 from relax.megatron.critic import Critic
+from relax.megatron.layout import Layout
 from relax.megatron.model import ModelConfig
 from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import Trainer
@@ -59,6 +61,11 @@ def model_config(config: Config, codec: TextCodec) -> ModelConfig:
     """The policy's size."""
     names = {field.name for field in attrs.fields(ModelConfig)} & {field.name for field in attrs.fields(Config)}
     return ModelConfig(vocab_size=codec.vocab_size, **{name: getattr(config, name) for name in names})
+
+
+def layout_of(config: Config) -> Layout:
+    """How the processes of the job share the model."""
+    return Layout(config.tensor_model_parallel_size, config.pipeline_model_parallel_size, config.context_parallel_size)
 
 
 def optimizer_config(config: Config, *, imitating: bool) -> OptimizerConfig:
@@ -134,8 +141,11 @@ def build(config: Config, *, imitating: bool) -> Parts:
         _prompts(config.eval_prompt_data, config.input_key, codec, room),
         _demonstrations(config, codec),
     )
+    size = model_config(config, codec)
+    if faults := list(Layout.current().model_faults(size)):
+        raise ConfigError(faults)
     trainer = Trainer(
-        model_config(config, codec),
+        size,
         optimizer_config(config, imitating=imitating),
         seed=config.seed,
         micro_batch_size=config.micro_batch_size,
@@ -160,7 +170,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
     if reward is not None and held_out is not None:
         asked = held_out.take(range(min(config.eval_samples, len(held_out.ids))))
         evaluator = Evaluator(sampler, asked, reward, config.input_key)
-    critic = _critic(config, trainer.model_config)
+    critic = _critic(config, size)
     beside = None if critic is None else CriticRole(critic, objective)
     actor = ActorRole(trainer, objective, config.num_steps_per_rollout, beside)
     if rollout is not None:

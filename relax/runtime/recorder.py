@@ -46,3 +46,16 @@ class Recorder:
         self._evaluations.write(record)
         self._tensorboard.write(record)
         self._progress.evaluated(record)
+
+
+class Silence(Recorder):
+    """Of the ranks beside the first, which tells what all know."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def step(self, record: Mapping[str, object]) -> None:
+        """Nothing."""
+
+    def evaluation(self, record: Mapping[str, object]) -> None:
+        """Nothing."""

@@ -133,7 +133,7 @@ def test_the_order_of_the_checks_does_not_matter(monkeypatch: pytest.MonkeyPatch
     assert len(forward) == 4
 
 
-@pytest.mark.parametrize("name", ["hybrid", "fully_async", "balance_data"])
+@pytest.mark.parametrize("name", ["hybrid", "fully_async"])
 def test_what_is_not_available_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(checks, "UNAVAILABLE", {name: "not available yet; leave it out"})
     (fault,) = faults({name: True})

@@ -57,6 +57,7 @@ def start(directory: Path, words: Sequence[object], prepare: Preparation | None 
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small to share
     streams = directory / f".command-{len(list(directory.glob('.command-*.out')))}"
+    streams.with_suffix(".out").touch()  # the name is taken, before the process is there
     process = FORKS.Process(target=_command, args=(directory, [str(word) for word in words], streams, prepare))
     process.start()
     return Started(process, streams)

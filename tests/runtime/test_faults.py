@@ -161,16 +161,6 @@ def test_no_evaluation_of_nothing(desk: Path, base: Path) -> None:
     assert_one_line(relax(desk, "eval", "base", "--samples", 0), 2, "--samples 0: must be at least 1")
 
 
-def test_rewards_that_an_algorithm_cannot_use(desk: Path) -> None:
-    """OPO's second component is a length; a whole group of length 0 has no weighted baseline."""
-    (desk / "idle.py").write_text("def score(sample):\n    return {'right': 1.0, 'length': 0.0}\n")
-    (desk / "own.jsonl").write_text('{"prompt": "1+1="}\n')
-    words = ("--advantage-estimator", "opo", "--custom-rm-path", "idle.score", "--reward-key", "right")
-    keys = ("--gdpo-reward-keys", "right", "length", "--rollout-max-response-len", 4)
-    finished = relax(desk, "train", "--prompt-data", "own.jsonl", *OWN, *words, *keys, "--output", "idle")
-    assert_one_line(finished, 1, "--advantage-estimator opo, rewards right length", "group 0")
-
-
 def test_what_is_no_run_cannot_be_resumed(desk: Path) -> None:
     (desk / "empty").mkdir()
     assert_one_line(relax(desk, "train", "--resume", "empty"), 1, "empty: not the directory of a run")
