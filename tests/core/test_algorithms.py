@@ -127,6 +127,12 @@ def test_opo_weighs_the_baseline_by_length() -> None:
             scores("opo", torch.stack([REWARDS, f64(broken)], 1))
 
 
+def test_opo_and_rloo_need_another_sample() -> None:
+    for name, matrix in (("rloo", REWARDS[:3, None]), ("opo", torch.stack([REWARDS[:3], f64([1, 2, 3])], 1))):
+        with pytest.raises(ValueError, match="group 7 has 1 samples, expected at least 2"):
+            scores(name, matrix, torch.tensor([1, 7, 1]))
+
+
 def test_opo_has_the_baseline_of_least_variance() -> None:
     """Var of (r - b) * g with |g|^2 proportional to length: the weighted mean minimizes E[length (r - b)^2]."""
     lengths = f64([3.0, 1.0, 4.0])

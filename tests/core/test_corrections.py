@@ -215,8 +215,10 @@ def test_leave_one_out_refuses_what_has_no_other() -> None:
 def test_overlong_penalty() -> None:
     lengths = torch.tensor([10, 80, 90, 100, 120])
     assert rc.rewards.overlong_penalty(lengths, max_length=100, buffer=20).tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]
-    with pytest.raises(ValueError, match="buffer must be 1 to max_length"):
-        rc.rewards.overlong_penalty(lengths, max_length=100, buffer=0)
+    assert rc.rewards.overlong_penalty(lengths, max_length=100, buffer=100).tolist() == [-0.1, -0.8, -0.9, -1.0, -1.0]
+    for buffer in (0, -1, 101):
+        with pytest.raises(ValueError, match=f"buffer must be 1 to max_length .100. tokens, got {buffer}"):
+            rc.rewards.overlong_penalty(lengths, max_length=100, buffer=buffer)
 
 
 # --- hyperparameters are wired ----------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_a_group_of_one_has_no_scale() -> None:
 
 def test_statistics_that_overflow_are_an_error() -> None:
     with pytest.raises(ValueError, match="group 5 overflow"):
-        rewards.group_mean_std(torch.tensor([3.4e38, 3.4e38, 1.0]), torch.tensor([5, 5, 5]))
+        rewards.group_mean_std(torch.tensor([3.4e38, 3.4e38, 1.0] * 2), torch.tensor([5, 5, 5, 4, 4, 4]))
     finite = rewards.decoupled(f64([[-3.4e38, 0], [0, 0], [3.4e38, 1]]), torch.zeros(3, dtype=torch.long), ONES)
     assert finite.isfinite().all()
 
@@ -218,6 +218,8 @@ def test_one_component_is_no_gdpo_and_two_are_no_grpo() -> None:
     with pytest.raises(ValueError, match="at least 2 reward components, got 1"):
         GDPO.normalize_rewards(GDPO.hyperparameters(), f64([[1], [2]]), torch.tensor([0, 0]))
     grpo = get_algorithm("grpo")
+    with pytest.raises(ValueError, match="one scalar reward for each sample, but got 0 components"):
+        grpo.normalize_rewards(grpo.hyperparameters(), torch.zeros(3, 0), torch.tensor([0, 0, 0]))
     with pytest.raises(ValueError, match="one scalar reward for each sample, but got 2 components"):
         grpo.normalize_rewards(grpo.hyperparameters(), f64([[1, 2], [2, 3], [3, 4]]), torch.tensor([0, 0, 0]))
 
