@@ -48,6 +48,7 @@ def test_a_loss_is_its_formula(name, geometry, spread, scale):
     expected = torch.where(batch.mask, torch.from_numpy(right), 0.0)
     torch.testing.assert_close(out.loss, expected, rtol=1e-11, atol=1e-12 * scale)
     assert not out.loss[~batch.mask].any()
+    assert torch.equal(out.metrics["ppo_kl"], torch.where(batch.mask, old - log_probs, 0.0))
 
 
 # The others' values depend on log-probs through a stopped gradient as well, which differences see.
