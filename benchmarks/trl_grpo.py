@@ -36,6 +36,7 @@ def run_relax(steps: int, prompt_tokens: int) -> list[float]:
     import torch
 
     from relax.data.samples import Sequences
+    from relax.megatron.batching import Batching
     from relax.megatron.model import ModelConfig
     from relax.megatron.optimizer import OptimizerConfig
     from relax.megatron.runtime import megatron_process
@@ -54,7 +55,7 @@ def run_relax(steps: int, prompt_tokens: int) -> list[float]:
             ModelConfig(vocab_size=WORDS + 2),
             OptimizerConfig(total_steps=steps, lr=1e-3),
             seed=0,
-            micro_batch_size=SAMPLES,
+            batching=Batching(micro_batch_size=SAMPLES),
         )
         engine = MegatronEngine(eos_id=WORDS + 2)  # an id that is never drawn
         engine.update_weights(trainer)

@@ -21,7 +21,7 @@ from relax.rewards.hooks import load_hook
 from relax_core import TokenLoss, Tokens, advantages, corrections, kl, local, losses, reducers, signal, split_by
 from relax_core.algorithms import stages
 from relax_core.collectives import Reduce, agree
-from relax_core.pipeline import Pipeline, summed
+from relax_core.pipeline import Pipeline
 from relax_core.rewards import component_matrix
 
 Gather = Callable[[Tensor], tuple[Tensor, slice]]
@@ -157,11 +157,11 @@ class Objective:
             corrected = self._corrected(per_token, micro, old, batch.rollout_log_probs[span], advantages, tokens)
             return self._with_terms(corrected, micro, known, tokens)
 
-        if batch.tangent is None:
-            per_token = self.pipeline.token_loss(micro.log_probs, old, advantages, tokens)
-        else:
-            per_token = batch.tangent.cut(span).along(micro.log_probs)
-        loss, metrics = summed(wrap(per_token), batch.weights[span], tokens.num_samples / max(1, batch.num_samples))
+        share = tokens.num_samples / max(1, batch.num_samples)
+        tangent = None if batch.tangent is None else batch.tangent.cut(span)
+        loss, metrics = self.pipeline.loss(
+            micro.log_probs, old, advantages, tokens, batch.weights[span], wrap, share=share, tangent=tangent
+        )
         return loss, {"loss": loss.detach(), **metrics}
 
     @property

@@ -97,14 +97,19 @@ class Pipeline(Generic[H]):
         weights: Float[Tensor, " tokens"],
         wrap: Callable[[TokenLoss], TokenLoss] | None = None,
         share: float = 1.0,
+        tangent: "Tangent | None" = None,
     ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
         """Stage 3 of all tokens or of a micro-batch's, weighted and summed; metrics likewise.
 
         Args:
             wrap: corrections and terms, from `relax_core.corrections`, applied before the sum.
             share: a micro-batch's share of the samples, by which metrics that have no token to be weighed by count.
+            tangent: that of these tokens, in place of stage 3.
         """
-        per_token = self.token_loss(log_probs, old_log_probs, advantages, tokens)
+        if tangent is None:
+            per_token = self.token_loss(log_probs, old_log_probs, advantages, tokens)
+        else:
+            per_token = tangent.along(log_probs)
         return summed(per_token if wrap is None else wrap(per_token), weights, share)
 
     def token_loss(

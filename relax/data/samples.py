@@ -80,9 +80,14 @@ class Sequences:
         return Tokens(lengths, torch.tensor(flat, dtype=torch.bool))
 
     @property
+    def lengths(self) -> list[int]:
+        """Of each sample, prompt and response together."""
+        return [len(prompt) + len(response) for prompt, response in zip(self.prompts, self.responses, strict=True)]
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of prompts and responses together."""
-        return sum(map(len, self.prompts)) + sum(map(len, self.responses))
+        return sum(self.lengths)
 
     def split(self, sizes: Sequence[int]) -> list["Sequences"]:
         """Consecutive parts of `sizes` samples."""

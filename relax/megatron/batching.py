@@ -49,14 +49,10 @@ class Batching:
             return [(start, min(start + size, len(sequences))) for start in range(0, len(sequences), size)]
         budget = self.max_tokens_per_gpu * context_ranks
         spans, start, total, longest = [], 0, 0, 0
-        for index, length in enumerate(map(_tokens, sequences.prompts, sequences.responses)):
+        for index, length in enumerate(sequences.lengths):
             total, longest = total + length, max(longest, length)
             taken = total if self.packed else longest * (index + 1 - start)
             if taken > budget and index > start:
                 spans.append((start, index))
                 start, total, longest = index, length, length
         return [*spans, (start, len(sequences))] if len(sequences) else spans
-
-
-def _tokens(prompt: tuple[int, ...], response: tuple[int, ...]) -> int:
-    return len(prompt) + len(response)

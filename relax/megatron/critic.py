@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from relax.data.samples import Sequences
 from relax.megatron.batch import PaddedBatch
-from relax.megatron.batching import Batching, Format
+from relax.megatron.batching import Batching
 from relax.megatron.layout import Layout
 from relax.megatron.learner import Learner, Update
 from relax.megatron.model import ModelConfig, PolicyModel, drawn
@@ -56,19 +56,9 @@ class Critic(Learner[ValueModel]):
     """A `ValueModel` and its optimizer. The value of a token is that of what stands before it."""
 
     def __init__(
-        self,
-        model_config: ModelConfig,
-        optimizer_config: OptimizerConfig,
-        *,
-        seed: int,
-        micro_batch_size: int,
-        max_tokens_per_gpu: int | None = None,
-        qkv_format: Format = "bshd",
+        self, model_config: ModelConfig, optimizer_config: OptimizerConfig, *, seed: int, batching: Batching
     ) -> None:
         model = drawn(ValueModel, model_config, seed)
-        batching = Batching(
-            micro_batch_size=micro_batch_size, max_tokens_per_gpu=max_tokens_per_gpu, qkv_format=qkv_format
-        )
         super().__init__(model, model_config, optimizer_config, batching=batching, prefix=PREFIX)
 
     def start_from(self, policy: PolicyModel) -> None:

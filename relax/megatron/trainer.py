@@ -10,7 +10,7 @@ from torch import Tensor
 from relax.data.samples import Sequences
 from relax.megatron import hf
 from relax.megatron.batch import PaddedBatch
-from relax.megatron.batching import Batching, Format
+from relax.megatron.batching import Batching
 from relax.megatron.learner import Learner, Update, load_sharded, sharded
 from relax.megatron.model import ModelConfig, PolicyModel, build_model
 from relax.megatron.optimizer import OptimizerConfig
@@ -42,8 +42,7 @@ LossFunction = Callable[[MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
 class Trainer(Learner[PolicyModel]):
     """A policy, its optimizer, and the two things done with them.
 
-    `micro_batch_size`, `max_tokens_per_gpu` and `qkv_format` are those of `Batching`. Log-probs are those of
-    softmax(logits / `temperature`). With `reference`, a second, frozen model stands beside the
+    Log-probs are those of softmax(logits / `temperature`). With `reference`, a second, frozen model stands beside the
     policy, with the weights of the last `keep_reference`.
     """
 
@@ -53,23 +52,14 @@ class Trainer(Learner[PolicyModel]):
         optimizer_config: OptimizerConfig,
         *,
         seed: int,
-        micro_batch_size: int,
-        max_tokens_per_gpu: int | None = None,
-        qkv_format: Format = "bshd",
+        batching: Batching,
         temperature: float = 1.0,
         reference: bool = False,
     ) -> None:
         if not temperature > 0:
             raise ValueError(f"temperature must be positive to have log-probs, got {temperature}")
         self.reference = build_model(model_config, seed).requires_grad_(False) if reference else None
-        super().__init__(
-            build_model(model_config, seed),
-            model_config,
-            optimizer_config,
-            batching=Batching(
-                micro_batch_size=micro_batch_size, max_tokens_per_gpu=max_tokens_per_gpu, qkv_format=qkv_format
-            ),
-        )
+        super().__init__(build_model(model_config, seed), model_config, optimizer_config, batching=batching)
         self.temperature = temperature
 
     @property

@@ -84,13 +84,10 @@ class ActorRole:
         """Of each optimizer batch, the places among all samples of those that this rank's replica trains on."""
         replica, replicas = groups.replica()
         balanced = self.objective.config.balance_data
-        found, start = [], 0
+        found, start, lengths = [], 0, sequences.lengths
         for size in sizes:
-            part = sequences.select(start, start + size)
-            lengths = [
-                len(prompt) + len(response) for prompt, response in zip(part.prompts, part.responses, strict=True)
-            ]
-            found.append([start + place for place in shares(lengths, replicas, balanced=balanced)[replica]])
+            part = shares(lengths[start : start + size], replicas, balanced=balanced)[replica]
+            found.append([start + place for place in part])
             start += size
         return found
 

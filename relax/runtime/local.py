@@ -94,10 +94,11 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
     if latest is not None:
         checkpoint.load(latest, parts.trainer, parts.critic)
     with stage("writing the configuration"):
-        if resume and leads():
-            files.rewind(position.step, position.evaluated)
-        elif leads():
-            write_whole(files.config, config.to_yaml())
+        if leads():
+            if resume:
+                files.rewind(position.step, position.evaluated)
+            else:
+                write_whole(files.config, config.to_yaml())
     recorder = (Recorder if leads() else Silence)(files, phases(config), position.step)
     run = Run(complete, files, parts, recorder, stop, position)
     run.saved = None if latest is None else position

@@ -13,6 +13,7 @@ from relax.data.tokenizer import TextCodec, character_codec, load_codec
 from relax.errors import ConfigError
 from relax.inputs import prove
 from relax.megatron import groups
+from relax.megatron.batching import Batching
 from relax.megatron.critic import Critic
 from relax.megatron.layout import Layout
 from relax.megatron.model import ModelConfig
@@ -144,13 +145,16 @@ def build(config: Config, *, imitating: bool) -> Parts:
     size = model_config(config, codec)
     if faults := list(Layout.current().model_faults(size)):
         raise ConfigError(faults)
+    batching = Batching(
+        micro_batch_size=config.micro_batch_size,
+        max_tokens_per_gpu=config.max_tokens_per_gpu,
+        qkv_format=config.qkv_format,
+    )
     trainer = Trainer(
         size,
         optimizer_config(config, imitating=imitating),
         seed=config.seed,
-        micro_batch_size=config.micro_batch_size,
-        max_tokens_per_gpu=config.max_tokens_per_gpu,
-        qkv_format=config.qkv_format,
+        batching=batching,
         temperature=config.rollout_temperature,
         reference=config.needs_reference,
     )
@@ -170,7 +174,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
     if reward is not None and held_out is not None:
         asked = held_out.take(range(min(config.eval_samples, len(held_out.ids))))
         evaluator = Evaluator(sampler, asked, reward, config.input_key)
-    critic = _critic(config, size)
+    critic = _critic(config, size, batching)
     beside = None if critic is None else CriticRole(critic, objective)
     actor = ActorRole(trainer, objective, config.num_steps_per_rollout, beside)
     if rollout is not None:
@@ -178,17 +182,10 @@ def build(config: Config, *, imitating: bool) -> Parts:
     return Parts(codec, trainer, engine, sampler, actor, critic, rollout, evaluator, demonstrations)
 
 
-def _critic(config: Config, size: ModelConfig) -> Critic | None:
+def _critic(config: Config, size: ModelConfig, batching: Batching) -> Critic | None:
     if "critic" not in config.roles:
         return None
-    return Critic(
-        size,
-        critic_optimizer(config),
-        seed=config.seed,
-        micro_batch_size=config.micro_batch_size,
-        max_tokens_per_gpu=config.max_tokens_per_gpu,
-        qkv_format=config.qkv_format,
-    )
+    return Critic(size, critic_optimizer(config), seed=config.seed, batching=batching)
 
 
 def _prompts(path: Path | None, key: str, codec: TextCodec, longest: int) -> Prompts | None:

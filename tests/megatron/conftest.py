@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from relax.data.samples import Sequences
+from relax.megatron.batching import Batching
 from relax.megatron.model import ModelConfig
 from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.rope import Llama3Scaling
@@ -61,7 +62,7 @@ def make_trainer() -> Callable[..., Trainer]:
             model,
             optimizer or OptimizerConfig(total_steps=10, lr=1e-2),
             seed=seed,
-            micro_batch_size=micro_batch_size,
+            batching=Batching(micro_batch_size=micro_batch_size),
             temperature=temperature,
             reference=reference,
         )

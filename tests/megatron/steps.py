@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import torch
@@ -15,6 +15,7 @@ from relax.batches import Evidence, sequences_of
 from relax.config import Config, configure
 from relax.data.samples import Completion, Sample
 from relax.megatron import groups
+from relax.megatron.batching import Batching
 from relax.megatron.critic import Critic
 from relax.megatron.learner import Learner, Update
 from relax.megatron.model import ModelConfig, PolicyModel
@@ -52,8 +53,12 @@ class Spread:
     qkv_format: Literal["bshd", "thd"] = "bshd"
 
     @property
-    def batching(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("micro_batch_size", "max_tokens_per_gpu", "qkv_format")}
+    def batching(self) -> Batching:
+        return Batching(
+            micro_batch_size=self.micro_batch_size,
+            max_tokens_per_gpu=self.max_tokens_per_gpu,
+            qkv_format=self.qkv_format,
+        )
 
 
 @attrs.frozen
@@ -115,8 +120,8 @@ class Learners:
     """A policy, its reference and a critic, put back to the same weights before every step."""
 
     def __init__(self, spread: Spread) -> None:
-        self.trainer = Trainer(SIZE, OPTIMIZER, seed=3, **spread.batching, reference=True)
-        self.critic = Critic(SIZE, OPTIMIZER, seed=4, **spread.batching)
+        self.trainer = Trainer(SIZE, OPTIMIZER, seed=3, batching=spread.batching, reference=True)
+        self.critic = Critic(SIZE, OPTIMIZER, seed=4, batching=spread.batching)
         self.trainer.keep_reference()
         for learner in (self.trainer, self.critic):
             _sharpen(learner)

@@ -12,6 +12,7 @@ from relax.config import configure
 from relax.data.samples import Sequences
 from relax.data.shares import shares
 from relax.megatron import groups
+from relax.megatron.batching import Batching
 from relax.megatron.layout import Layout
 from relax.megatron.trainer import Trainer
 from relax.roles.actor import ActorRole
@@ -53,7 +54,7 @@ def trained(balanced: bool) -> Told:
     objective = Objective.of(
         attrs.evolve(config, balance_data=balanced), groups.data_parallel_reduce(), groups.gathered
     )
-    trainer = Trainer(SIZE, OPTIMIZER, seed=3, micro_batch_size=2)
+    trainer = Trainer(SIZE, OPTIMIZER, seed=3, batching=Batching(micro_batch_size=2))
     actor = ActorRole(trainer, objective, 2)
     samples = rollout()
     kept = tuple(tuple(group) for _, group in groupby(samples, key=lambda sample: sample.group))

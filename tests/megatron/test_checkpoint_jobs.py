@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 
 from relax.data.samples import Sequences
 from relax.megatron import checkpoint
+from relax.megatron.batching import Batching
 from relax.megatron.checkpoint_part import Part
 from relax.megatron.critic import Critic, ValueBatch
 from relax.megatron.layout import Layout
@@ -53,8 +54,8 @@ class Half:
 
 
 def learners(seed: int) -> tuple[Trainer, Critic]:
-    trainer = Trainer(MODEL, OPTIMIZER, seed=seed, micro_batch_size=2)
-    return trainer, Critic(MODEL, OPTIMIZER, seed=seed + 1, micro_batch_size=2)
+    trainer = Trainer(MODEL, OPTIMIZER, seed=seed, batching=Batching(micro_batch_size=2))
+    return trainer, Critic(MODEL, OPTIMIZER, seed=seed + 1, batching=Batching(micro_batch_size=2))
 
 
 def moments(learner: Learner) -> wholes.Part:

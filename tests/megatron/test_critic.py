@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from relax.data.samples import Sequences
+from relax.megatron.batching import Batching
 from relax.megatron.critic import Critic, ValueBatch
 from relax.megatron.optimizer import OptimizerConfig
 from tests.megatron.conftest import MODEL
@@ -11,7 +12,9 @@ from tests.megatron.test_trainer import MakeTrainer, WeightedLoss
 
 
 def make_critic(micro_batch_size: int = 4, lr: float = 1e-2) -> Critic:
-    return Critic(MODEL, OptimizerConfig(lr=lr, total_steps=99), seed=1, micro_batch_size=micro_batch_size)
+    return Critic(
+        MODEL, OptimizerConfig(lr=lr, total_steps=99), seed=1, batching=Batching(micro_batch_size=micro_batch_size)
+    )
 
 
 def towards(target: torch.Tensor, sequences: Sequences):  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from relax.data.samples import Sequences
 from relax.megatron import checkpoint
+from relax.megatron.batching import Batching
 from relax.megatron.critic import Critic, ValueBatch
 from relax.megatron.layout import Layout
 from relax.megatron.model import ModelConfig
@@ -35,7 +36,7 @@ def draw(samples: int) -> Sequences:
 
 
 def build(model: ModelConfig, optimizer: OptimizerConfig = OPTIMIZER) -> Trainer:
-    trainer = Trainer(model, optimizer, seed=3, micro_batch_size=3)
+    trainer = Trainer(model, optimizer, seed=3, batching=Batching(micro_batch_size=3))
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.mul_(4.0) if parameter.dim() > 1 else parameter.mul_(1.1)
@@ -121,7 +122,7 @@ def test_engine_and_critic_in_bfloat16() -> None:
     reported = torch.tensor([value for answer in answers for value in answer.log_probs])
     assert (trainer.log_probs(sequences).log_probs - reported).abs().max() < 0.1
 
-    critic = Critic(BF16, OPTIMIZER, seed=4, micro_batch_size=3)
+    critic = Critic(BF16, OPTIMIZER, seed=4, batching=Batching(micro_batch_size=3))
 
     def loss(batch: ValueBatch) -> tuple[Tensor, dict[str, Tensor]]:
         squared = (batch.values - 1).square().mean()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relax.data.samples import Sequences
 from relax.megatron import hf
+from relax.megatron.batching import Batching
 from relax.megatron.layout import Layout
 from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import Trainer
@@ -23,7 +24,11 @@ def start_and_export(source: Path, target: Path) -> tuple[Tensor, Tensor]:
     """Log-probs under the policy and the reference that start from `source`; writes them out again."""
     pretrained = hf.read_pretrained(source)
     trainer = Trainer(
-        pretrained.config, OptimizerConfig(total_steps=1, lr=1e-2), seed=0, micro_batch_size=2, reference=True
+        pretrained.config,
+        OptimizerConfig(total_steps=1, lr=1e-2),
+        seed=0,
+        batching=Batching(micro_batch_size=2),
+        reference=True,
     )
     trainer.start_from(pretrained.weights)
     hf.save_pretrained(trainer.model, pretrained.config, target, pretrained.companions)

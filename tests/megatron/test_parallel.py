@@ -10,16 +10,14 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from relax.data.samples import Sequences
-from relax.megatron.batching import Format
+from relax.megatron.batching import Batching, Format
 from relax.megatron.critic import Critic, ValueBatch
 from relax.megatron.layout import Layout
-from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import MicroBatch, Trainer
 from tests.megatron import jobs, wholes
 from tests.megatron.conftest import MODEL
+from tests.megatron.steps import OPTIMIZER
 
-# With Adam's usual epsilon of 1e-8 the first step is the gradient's sign, which rounding decides where it is near 0.
-OPTIMIZER = OptimizerConfig(total_steps=10, lr=1e-2, clip_grad=0.5, adam_eps=1e-4)
 WHOLE = (0, 9)
 
 
@@ -76,9 +74,9 @@ def one(sequences: Sequences, case: Case) -> Found:
     replica = parallel_state.get_data_parallel_rank()
     share = case.shares[replica]
     model = attrs.evolve(MODEL, tie_embeddings=case.tied)
-    size, form = case.micro_batch_size, case.qkv_format
-    trainer = Trainer(model, OPTIMIZER, seed=3, micro_batch_size=size, qkv_format=form)
-    critic = Critic(model, OPTIMIZER, seed=4, micro_batch_size=size, qkv_format=form)
+    batching = Batching(micro_batch_size=case.micro_batch_size, qkv_format=case.qkv_format)
+    trainer = Trainer(model, OPTIMIZER, seed=3, batching=batching)
+    critic = Critic(model, OPTIMIZER, seed=4, batching=batching)
     for learner in (trainer, critic):  # a fresh model is nearly uniform, which hides faults
         with torch.no_grad():
             for parameter in learner.model.parameters():

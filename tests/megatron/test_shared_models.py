@@ -8,6 +8,7 @@ from megatron.core import parallel_state
 
 from relax.data.samples import Completion, Sequences
 from relax.errors import RelaxError
+from relax.megatron.batching import Batching
 from relax.megatron.layout import Layout
 from relax.megatron.trainer import Trainer
 from relax.rollout.megatron_engine import MegatronEngine
@@ -18,7 +19,7 @@ from tests.megatron.test_parallel import OPTIMIZER
 
 def faults(sequences: Sequences, layout: Layout) -> list[str]:
     """What each rank is told of samples that do not fit, and of a gradient that is not finite, on one rank alone."""
-    trainer = Trainer(MODEL, OPTIMIZER, seed=3, micro_batch_size=4)
+    trainer = Trainer(MODEL, OPTIMIZER, seed=3, batching=Batching(micro_batch_size=4))
     told = []
     if layout.data(2) == 2:
         long = Sequences(((1,) * 60,), ((2,) * 5,))
@@ -49,7 +50,7 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all(layout: Layout, sequences: S
 
 
 def sampled() -> list[list[Completion]]:
-    trainer = Trainer(MODEL, OPTIMIZER, seed=3, micro_batch_size=4)
+    trainer = Trainer(MODEL, OPTIMIZER, seed=3, batching=Batching(micro_batch_size=4))
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.mul_(4.0) if parameter.dim() > 1 else parameter.mul_(1.1)
