@@ -38,11 +38,33 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 @attrs.frozen
 class Command:
-    """A sub-command: `fill` adds its arguments once it is called for, `run` does it and returns the exit status."""
+    """A sub-command: `fill` adds its arguments once it is called for, `run` does it and returns the exit status.
+
+    One that `tells` has nothing open when it returns: no process, no thread, no file.
+    """
 
     help: str
     fill: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Sequence[str]], int]
+    tells: bool = False
+
+
+def program() -> None:
+    """What the shell starts: `main`, and an end.
+
+    Taking torch down again costs about a third of what its import did, so commands that only tell something leave
+    that to the operating system.
+    """
+    command = COMMANDS.get(_command(sys.argv[1:]))
+    if command is None or not command.tells:
+        sys.exit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        status = FAILED
+    os._exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Threads that spin while they wait slow each other down on shared cores. Read once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = next((word for word in words if not word.startswith("-")), "")
+    command = _command(words)
     name = f"relax {command}" if command in COMMANDS else "relax"
     try:
         if command and command not in COMMANDS:
@@ -72,6 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _command(words: Sequence[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")
 
 
 def parser(command: str) -> argparse.ArgumentParser:
@@ -237,10 +263,12 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command("train a model", _fill_train, _train),
     "eval": Command("measure a run's model on held-out problems", _fill_eval, _eval),
     "sample": Command("answer prompts with a run's model", _fill_sample, _sample),
-    "report": Command("write report.html of runs, or a figure that compares them", _fill_report, _report),
-    "inspect": Command("tell what rollouts of your own would teach, before you train", _fill_inspect, _inspect),
-    "algorithms": Command("list the algorithms, or show one", _fill_algorithms, _algorithms),
+    "report": Command("write report.html of runs, or a figure that compares them", _fill_report, _report, tells=True),
+    "inspect": Command(
+        "tell what rollouts of your own would teach, before you train", _fill_inspect, _inspect, tells=True
+    ),
+    "algorithms": Command("list the algorithms, or show one", _fill_algorithms, _algorithms, tells=True),
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

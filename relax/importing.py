@@ -1,5 +1,6 @@
-"""Functions that a user names on the command line."""
+"""Functions that a user names on the command line, and what importing costs."""
 
+import gc
 import importlib
 import pickle
 import sys
@@ -8,6 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relax.errors import RelaxError
+
+
+@contextmanager
+def nothing_to_collect() -> Iterator[None]:
+    """Around imports that make objects by the hundred thousand, all of which stay.
+
+    Python would look through them for garbage again and again, which costs a fifth of importing torch.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from relax.errors import ConfigError, RelaxError
+from relax.importing import nothing_to_collect
 from relax.inspect.fields import Choice
 
 BROKEN = 1
@@ -41,10 +42,11 @@ def run(namespace: argparse.Namespace) -> int:
     html: Path | None = namespace.html
     if html is not None and not html.parent.is_dir():
         raise ConfigError([f"--html {html}: there is no directory {html.parent}"])
-    import torch
+    with nothing_to_collect():
+        import torch
 
-    from relax.inspect.report import inspect
-    from relax.inspect.text import as_json, as_text
+        from relax.inspect.report import inspect
+        from relax.inspect.text import as_json, as_text
 
     torch.set_num_threads(1)  # the workers of `examine` share the cores; threads of their operations only wait there
     choice = Choice(namespace.group, namespace.rewards, namespace.reward_key, namespace.length, namespace.log_probs)

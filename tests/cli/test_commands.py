@@ -203,3 +203,27 @@ def test_help_is_quick_and_imports_nothing_heavy(arguments: list[str]) -> None:
     assert heavy == "[]"
     assert float(seconds) < 0.7
     assert len(done.stdout) > 5
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["algorithms", "--json"], 0), (["algorithms", "gdop"], 2)])
+def test_what_only_tells_ends_at_once_and_loses_no_word(arguments: list[str], status: int) -> None:
+    done = _program(arguments, capture_output=True)
+    assert done.returncode == status
+    if status:
+        assert b"gdpo" in done.stderr
+    else:
+        assert len(json.loads(done.stdout)) == len(ALGORITHMS)
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    here, there = os.pipe()
+    os.close(here)
+    done = _program(["algorithms"], stdout=there, stderr=subprocess.PIPE)
+    os.close(there)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def _program(arguments: list[str], **streams: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "relax.cli", *arguments]
+    root = Path(cli.__file__).parent.parent
+    return subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": str(root)}, **streams)
