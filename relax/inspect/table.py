@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Final
+from typing import Final, cast
 
 import attrs
 import numpy as np
@@ -22,6 +22,8 @@ from relax.inspect.read import MISSING, Batch, Missing, NoMapping
 from relax_core.numerics import FLOAT32_MAX
 from relax_core.rewards import component_matrix
 
+EXACT: Final = 1 << 53
+"""Whole numbers below it are exact in float64."""
 CACHED: Final = 4096
 """Group ids whose digest is remembered."""
 CHUNK: Final = 16_384
@@ -150,9 +152,14 @@ class Reader:
 
     def _lengths(self, batch: Batch, file: str, path: Path) -> Floats:
         values = batch.columns[path]
+        if set(map(type, values)) == {int}:
+            with suppress(OverflowError):
+                lengths = np.array(values, np.int64).astype(np.float64)
+                if ((lengths >= 0) & (lengths < EXACT)).all():
+                    return lengths
         lengths = np.full(len(values), np.nan)
         for row, value in enumerate(values):
-            if type(value) is int and 0 <= value < 1 << 53:
+            if type(value) is int and 0 <= value < EXACT:
                 lengths[row] = value
             else:
                 problem = "is missing" if value is MISSING else "must be a whole number, 0 or more"
@@ -201,6 +208,12 @@ class Reader:
 
 def _hashable(column: Sequence[object]) -> Sequence[str | tuple[str]]:
     """A column of group ids: texts as they are, all else as JSON in a tuple, so that 1 and "1" are two groups."""
+    kinds = set(map(type, column))
+    if kinds == {str}:
+        return cast(Sequence[str], column)
+    if kinds == {int}:  # ten times as fast
+        texts = {number: (str(number),) for number in set(column)}
+        return [texts[number] for number in column]
     return [part if isinstance(part, str) else (json.dumps(part, default=str),) for part in column]
 
 
