@@ -76,7 +76,29 @@ LOSSES: dict[str, Callable[[Vector, Vector, Vector, Rows], Vector]] = {
     "cispo": cispo,
     "m2po": m2po,
 }
-"""By algorithm, at its default hyperparameters. Those of clip_cov and kl_cov are worked out in tests/core."""
+"""By algorithm, at its default hyperparameters. Those of clip_cov and kl_cov: `covarying`."""
+
+
+def covarying(
+    lp: Vector, old: Vector, a: Vector, rows: Rows, share: float, coef: float | None
+) -> tuple[Vector, Vector]:
+    """Of kl_cov with this `coef`, or of clip_cov (None) for covariances 1/4 to 4: loss, and what clipfrac marks."""
+    counted = np.concatenate([*rows, np.empty(0, int)])
+    ratio = np.exp(lp - old)
+    if coef is None:
+        loss, marked = surrogate(ratio, a, 0.2, 0.2), np.zeros(len(lp))
+        marked[(ratio > 1.2) & (a > 0) | (ratio < 0.8) & (a < 0)] = 1
+    else:
+        loss, marked = -ratio * a, np.zeros(len(lp))
+    most: list[tuple[float, int]] = []
+    for token in counted:
+        covariance = (lp[token] - lp[counted].mean()) * (a[token] - a[counted].mean())
+        if coef is not None or (not marked[token] and 0.25 <= covariance <= 4):
+            most.append((-covariance, token))
+    for _, token in sorted(most)[: max(1, int(len(counted) * share))]:
+        loss[token] = 0 if coef is None else loss[token] + coef * abs(lp[token] - old[token])
+        marked[token] = 1
+    return loss, np.where(np.isin(np.arange(len(lp)), counted), marked, 0)
 
 
 def value(v: Vector, old: Vector, target: Vector) -> Vector:

@@ -51,6 +51,26 @@ def test_a_loss_is_its_formula(name, geometry, spread, scale):
     assert torch.equal(out.metrics["ppo_kl"], torch.where(batch.mask, old - log_probs, 0.0))
 
 
+@pytest.mark.parametrize("name", CHOOSING)
+@given(geometry=GEOMETRY, share=st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+def test_the_tokens_that_covary_most_are_chosen(name, geometry, share):
+    """Of numbers whose sums are exact, so that covariances are the same to the bit, however they are added up."""
+    batch, seed = geometry
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(-16, 17, (3, batch.num_tokens), generator=generator).double()
+    log_probs, old, advantage = -steps[0].abs() / 8, steps[1] / 64 - steps[0].abs() / 8, steps[2] / 4
+    rows = rows_of(batch)
+    options = {"kl_cov_ratio": share, "kl_cov_coef": 3.0}
+    if name == "clip_cov":
+        options = {"clip_cov_ratio": share, "clip_cov_low": 0.25, "clip_cov_high": 4.0}
+    algorithm = rc.get_algorithm(name)
+    out = algorithm.policy_loss(algorithm.hyperparameters(**options), log_probs, old, advantage, batch)
+    lp, before, a = log_probs.numpy(), old.numpy(), advantage.numpy()
+    expected, chosen = reference.covarying(lp, before, a, rows, share, 3.0 if name == "kl_cov" else None)
+    torch.testing.assert_close(out.loss, torch.where(batch.mask, torch.from_numpy(expected), 0.0))
+    assert torch.equal(out.metrics["clipfrac"] * batch.mask, torch.from_numpy(chosen))
+
+
 # The others' values depend on log-probs through a stopped gradient as well, which differences see.
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("cispo", "gspo_token", *CHOOSING)])
 @settings(max_examples=8)

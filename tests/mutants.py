@@ -54,7 +54,17 @@ TESTS = {
         "records",
         "checks",
     ],
-    "losses": ["losses", "golden", "corrections", "algorithms", "loss_laws", "token_laws", "transforms", "checks"],
+    "losses": [
+        "losses",
+        "golden",
+        "corrections",
+        "algorithms",
+        "whole_batch_losses",
+        "loss_laws",
+        "token_laws",
+        "transforms",
+        "checks",
+    ],
 }
 """The files that look at a module, the likeliest to notice something first."""
 POINTLESS = re.compile(r"ReplaceBinaryOperator_(Add|Sub|Mul|Div|FloorDiv|Mod|Pow)_(RShift|LShift|BitOr|BitAnd|BitXor)")

@@ -160,6 +160,8 @@ def test_gpg_makes_up_for_samples_without_gradient() -> None:
         f64([1, 0, 0, 1, 1, 1]), rc.Tokens.full([1] * 6), segment=rc.split_by([2, 1, 3])
     )
     assert segmented.tolist() == [2.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    two_of_three = rc.advantages.scale_by_signal(f64([1, 0, 2]), rc.Tokens.full([1] * 3), segment=rc.whole_batch)
+    assert two_of_three.tolist() == [1.5, 0.0, 3.0]
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -193,6 +193,12 @@ def test_m2po_without_a_harmful_token_clips_nothing(tokens: rc.Tokens) -> None:
     assert out.metrics["m2_cap"].item() == 0.0
 
 
+def test_m2po_with_one_harmful_token() -> None:
+    out = losses.m2po(f64([0.6, 0.1]), f64([0.0, 0.0]), f64([1.0, -1.0]), rc.Tokens.full([2]), budget=0.25)
+    assert out.metrics["m2"].item() == pytest.approx(0.36)
+    assert out.metrics["m2_cap"].item() == pytest.approx(0.5)
+
+
 # --- leave one out ----------------------------------------------------------------------------------------------------
 
 

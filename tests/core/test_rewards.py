@@ -280,3 +280,41 @@ def test_group_ids_of_any_kind() -> None:
         rewards.group_ids(["x", 7, "x"], size=2)
     with pytest.raises(ValueError, match="sample 1 has no group id"):
         rewards.group_ids(["x", None])
+    with pytest.raises(ValueError, match="group 7 has 3 samples, expected 2"):
+        rewards.group_ids([7, 7, 7], size=2)
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+def test_the_largest_float32_is_a_reward_and_a_weight() -> None:
+    matrix = rewards.component_matrix([{"a": LARGEST}, {"a": -LARGEST}, {"a": 0}, {"a": LARGEST}], ["a"])
+    assert matrix[:, 0].tolist() == [LARGEST, -LARGEST, 0.0, LARGEST]
+    rewards.expect_finite(matrix)
+    assert rewards.leave_one_out(matrix[:, 0], torch.tensor([0, 0, 1, 1])).tolist() == pytest.approx(
+        [2 * LARGEST, -2 * LARGEST, -LARGEST, LARGEST]
+    )
+    assert rewards.weight_vector([LARGEST, -LARGEST], 2).tolist() == [LARGEST, -LARGEST]
+
+
+def test_the_first_of_several_broken_places_is_named() -> None:
+    nan, groups = torch.nan, torch.tensor([9, 5, 7, 5, 7, 9])
+    with pytest.raises(ValueError, match=r"component 1 of the reward of sample 2 is nan.*\(3 such values\)"):
+        rewards.expect_finite(f64([[1, 1], [1, 1], [1, nan], [nan, 1], [1, nan], [1, 1]]))
+    with pytest.raises(ValueError, match=r"^group 7 has rewards \[nan\] at samples \[2\]$"):
+        rewards.leave_one_out(f64([1, 1, nan, nan, 1, nan]), groups)
+    with pytest.raises(ValueError, match=r"in group 5$"):
+        rewards.length_weighted_baseline(f64([1, 2, 3, 4, 5, 6]), f64([-1, 0, 1, 0, 1, 1]), groups)
+    with pytest.raises(ValueError, match="statistics of group 5 overflow"):
+        rewards.group_mean_std(f64([1, 1.7e308, 1.7e308, 1.6e308, 1.6e308, 2]), groups)
+
+
+def test_components_of_fixed_meaning_are_as_many_as_their_names() -> None:
+    for count in (1, 3):
+        with pytest.raises(ValueError, match=f"reward, length, got {count} components"):
+            rewards.named_components(torch.ones(2, count), "reward", "length")
+
+
+def test_a_buffer_of_one_token() -> None:
+    found = rewards.overlong_penalty(torch.tensor([8, 9, 10]), max_length=10, buffer=1)
+    assert found.tolist() == [0.0, 0.0, -1.0]
