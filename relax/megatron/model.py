@@ -91,6 +91,11 @@ class ModelConfig:
 def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig:
     """Megatron's own configuration record for `config`. Raises ValueError where `layout` cannot split such a model."""
     layout.check_model(config)
+
+    def draw_embedding(weight: Tensor) -> None:
+        # As without padding, so that what is drawn after it is the same on every layout.
+        weight.zero_()[: config.vocab_size].normal_(std=TransformerConfig.init_method_std)
+
     return TransformerConfig(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -115,6 +120,7 @@ def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig
         attention_dropout=0.0,
         hidden_dropout=0.0,
         use_cpu_initialization=True,
+        embedding_init_method=draw_embedding,
         # Losses arrive weighted: Megatron must add up micro-batches and ranks, not average them.
         calculate_per_token_loss=True,
         bf16=config.bf16,
@@ -136,6 +142,9 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     computed, as [1, selected, vocabulary]; None asks for all, as [batch, time, vocabulary]. With `labels`, the tokens
     [selected] that follow those places, what comes is not the logits but what `read` makes of them.
 
+    Tensor-parallel ranks hold as many rows of the vocabulary each. The padding that this may take has no part in
+    anything: no logit, no probability, no gradient.
+
     With several pipeline stages this is the one that `parallel_state` says, unless `layout` has the stages in one:
     ids are read by the first stage only, and other stages than the last return hidden states.
     """
@@ -145,7 +154,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         super().__init__(
             config=transformer_config(config, layout),
             transformer_layer_spec=layer_spec(qk_norm=config.qk_norm, recompute=config.recompute_activations),
-            vocab_size=config.vocab_size,
+            vocab_size=layout.vocabulary(config.vocab_size),
             max_sequence_length=config.max_position_embeddings,
             pre_process=whole or parallel_state.is_pipeline_first_stage(),
             post_process=whole or parallel_state.is_pipeline_last_stage(),
@@ -154,6 +163,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             rotary_base=config.rotary_base,
         )
         self.temperature = 1.0
+        self.num_ids = config.vocab_size
         if config.rope_scaling is not None:
             self.rotary_pos_emb.inv_freq = config.rope_scaling.apply(self.rotary_pos_emb.inv_freq)
         self.rotary_pos_emb.cp_group = None  # positions are data here: what Megatron derives from the rank is not used
@@ -181,13 +191,17 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             if labels is not None:
                 return self.read(hidden_states, labels)
         result: Tensor = super()._postprocess(hidden_states=hidden_states, labels=None, **kwargs)
-        return result
+        return result[..., : self.num_ids] if result.shape[-1] == self.vocab_size else result
 
     def read(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Log-prob of each label, and the entropy there, of softmax(logits / `temperature`): [2, selected], in nats."""
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-        return torch.stack(projected_statistics(hidden.squeeze(1), weight, labels, temperature=self.temperature))
+        return torch.stack(
+            projected_statistics(
+                hidden.squeeze(1), weight, labels, vocab_size=self.num_ids, temperature=self.temperature
+            )
+        )
 
 
 def build_model(config: ModelConfig, seed: int) -> PolicyModel:
