@@ -1,4 +1,7 @@
-"""Sampling with the training model itself, through Megatron's inference context: no second copy of the weights."""
+"""Sampling with the training model itself, through Megatron's inference context: no second copy of the weights.
+
+Only where each rank has some of the layers, as pipeline stages do, a whole model stands beside it.
+"""
 
 from collections.abc import Sequence
 
@@ -7,25 +10,28 @@ from megatron.core.inference.contexts.static_context import StaticInferenceConte
 from torch import Tensor
 
 from relax.data.samples import Completion
-from relax.megatron.model import PolicyModel
+from relax.megatron import hf
+from relax.megatron.model import PolicyModel, build_whole_model
 from relax.megatron.trainer import Trainer
 from relax.rollout.engine import sample
 
 
 class MegatronEngine:
-    """Reads the trainer's weights where they are: `update_weights` only remembers the model."""
+    """Reads the trainer's weights where they are: `update_weights` only remembers the model, if all of it is here."""
 
     def __init__(self, eos_id: int) -> None:
         self.eos_id = eos_id
         self._model: PolicyModel | None = None
 
     def update_weights(self, trainer: Trainer) -> None:
-        """Raises ValueError where this rank has only some of the model's layers."""
-        if not (trainer.model.pre_process and trainer.model.post_process):
-            raise ValueError(
-                "--pipeline-model-parallel-size: the megatron engine samples with all layers on a rank; leave it at 1"
-            )
-        self._model = trainer.model
+        """Every rank that shares the model must call it: pipeline stages send each other their weights."""
+        stage = trainer.model
+        if stage.pre_process and stage.post_process:
+            self._model = stage
+            return
+        if self._model is None:
+            self._model = build_whole_model(trainer.model_config)
+        hf.load(self._model, trainer.model_config, hf.export(stage, trainer.model_config))
 
     @torch.inference_mode()
     def generate(
