@@ -76,6 +76,12 @@ def engine_layout(config: Config, traits: Traits) -> Iterator[str]:
         yield f"--rollout-engine {config.rollout_engine}: has no split matrices (--tensor-model-parallel-size {size})"
 
 
+def engine_precision(config: Config, traits: Traits) -> Iterator[str]:
+    """Transformer Engine's attention has no float32."""
+    if config.transformer_impl == "transformer_engine" and not config.bf16:
+        yield "--transformer-impl transformer_engine: its attention computes in bfloat16; add --bf16"
+
+
 def one_mode(config: Config, traits: Traits) -> Iterator[str]:
     """At most one of colocate, hybrid and fully async."""
     chosen = [f"--{mode.replace('_', '-')}" for mode in ("colocate", "hybrid", "fully_async") if getattr(config, mode)]
@@ -239,6 +245,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("complete batch", ("num_iters_per_train_update",), trait_checks.complete_batch, "complete_batch"),
     Check("critic", ("hybrid", "fully_async"), trait_checks.critic, "needs_critic"),
     Check("engine and layout", ("rollout_engine", "tensor_model_parallel_size"), engine_layout),
+    Check("Transformer Engine", ("transformer_impl", "bf16"), engine_precision),
     Check("one mode", ("colocate", "hybrid", "fully_async"), one_mode),
     Check("one debug switch", ("debug_rollout_only", "debug_train_only"), one_debug_switch),
     Check("complete batches", ("fully_async", "normalize_advantages"), async_normalization),

@@ -89,6 +89,9 @@ class Config:
     rotary_base: float = setting(MODEL, 10000.0, "base of the rotary embedding", above(0))
     bf16: bool = setting(MODEL, False, "compute in bfloat16; gradients and the optimizer's weights are float32")
     recompute_activations: bool = setting(MODEL, False, "compute layers again for the gradient instead of keeping them")
+    transformer_impl: Literal["local", "transformer_engine"] = setting(
+        MODEL, "local", "modules of a layer: ours, or Transformer Engine's (on GPUs, with --bf16)"
+    )
 
     rollout_engine: Literal["megatron", "transformers"] = setting(ROLLOUT, "megatron", "what samples the responses")
     rollout_batch_size: int = setting(ROLLOUT, 32, "prompts in a rollout", at_least(1))

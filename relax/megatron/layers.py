@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import groupby
+from typing import Final
 
 import attrs
 import torch
@@ -225,18 +226,33 @@ class RecomputedLayer(TransformerLayer):  # type: ignore[misc]
         return checkpoint(partial(super().forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False)
 
 
-def layer_spec(*, qk_norm: bool, recompute: bool = False) -> ModuleSpec:
-    """One layer: Megatron's local modules, with attention and elementwise parts of ours."""
+@attrs.frozen
+class Modules:
+    """What a layer is made of: classes that Megatron builds."""
+
+    norm: type = RMSNorm
+    column_linear: type = ColumnLinear
+    row_linear: type = RowLinear
+    activation: type = SwiGLU
+    core_attention: type = CoreAttention
+
+
+LOCAL: Final = Modules()
+"""Those that compute on a CPU and on a GPU alike."""
+
+
+def layer_spec(*, qk_norm: bool, recompute: bool = False, modules: Modules = LOCAL) -> ModuleSpec:
+    """One layer: Megatron's local structure, with attention rotated by us, and with these modules."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=qk_norm)
     if recompute:
         spec.module = RecomputedLayer
     layer, attention = spec.submodules, spec.submodules.self_attention
-    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    layer.input_layernorm = layer.pre_mlp_layernorm = modules.norm
     mlp = layer.mlp.submodules
-    mlp.linear_fc1, mlp.linear_fc2, mlp.activation_func = ColumnLinear, RowLinear, SwiGLU
-    attention.submodules.linear_qkv, attention.submodules.linear_proj = ColumnLinear, RowLinear
+    mlp.linear_fc1, mlp.linear_fc2, mlp.activation_func = modules.column_linear, modules.row_linear, modules.activation
+    attention.submodules.linear_qkv, attention.submodules.linear_proj = modules.column_linear, modules.row_linear
     attention.module = RotatedSelfAttention
-    attention.submodules.core_attention = CoreAttention
+    attention.submodules.core_attention = modules.core_attention
     if qk_norm:
-        attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
+        attention.submodules.q_layernorm = attention.submodules.k_layernorm = modules.norm
     return spec

@@ -24,6 +24,8 @@ from relax_core.collectives import agree
 M = TypeVar("M", bound=PolicyModel)
 SHARDING: Final = {"distrib_optim_sharding_type": "dp_reshardable"}
 """How a distributed optimizer lies in a checkpoint: of Megatron's ways the one that works without a GPU."""
+_EXTRA_STATE: Final = "._extra_state"
+"""What Transformer Engine's modules remember of 8-bit formats: nothing here, so checkpoints do without."""
 Outputs = tuple[Tensor, ...]
 
 
@@ -205,12 +207,13 @@ def sharded(model: PolicyModel, prefix: str) -> dict[str, object]:
         state: dict[str, object] = model.sharded_state_dict(
             prefix=prefix, metadata=ensure_metadata_has_dp_cp_group(None)
         )
-    return state
+    return {name: part for name, part in state.items() if not name.endswith(_EXTRA_STATE)}
 
 
 def load_sharded(model: PolicyModel, prefix: str, state: Mapping[str, Any]) -> None:
     """Takes over what a checkpoint brought back for `sharded`."""
-    model.load_state_dict({name.removeprefix(prefix): value for name, value in state.items()})
+    extra = {name: value for name, value in model.state_dict().items() if name.endswith(_EXTRA_STATE)}
+    model.load_state_dict(extra | {name.removeprefix(prefix): value for name, value in state.items()})
 
 
 def _finalize(model: list[torch.nn.Module], num_tokens: object, **kwargs: object) -> None:

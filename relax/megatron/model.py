@@ -13,14 +13,15 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from relax.megatron import shim
+from relax.megatron import shim, transformer_engine
 from relax.megatron.kernels import Rotation
-from relax.megatron.layers import layer_spec
+from relax.megatron.layers import LOCAL, layer_spec
 from relax.megatron.layout import Layout
 from relax.megatron.rope import RopeScaling
 from relax.megatron.token_statistics import projected_statistics
 
 Architecture = Literal["qwen3", "qwen2", "llama"]
+TransformerImpl = Literal["local", "transformer_engine"]
 
 M = TypeVar("M", bound="PolicyModel")
 _positive = validators.gt(0)
@@ -62,6 +63,11 @@ class ModelConfig:
     recompute_activations: bool = attrs.field(
         default=False, metadata={"help": "keep each layer's input only and compute it again for the gradient"}
     )
+    transformer_impl: TransformerImpl = attrs.field(
+        default="local",
+        validator=validators.in_(get_args(TransformerImpl)),
+        metadata={"help": "modules of a layer: ours, or Transformer Engine's (on GPUs, in bfloat16)"},
+    )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,11 +92,18 @@ class ModelConfig:
             )
         if self.kv_channels % 2:
             raise ValueError(f"kv_channels must be even for RoPE, got {self.kv_channels}")
+        if self.transformer_impl == transformer_engine.NAME and not self.bf16:
+            raise ValueError(f"transformer_impl {self.transformer_impl}: its attention needs bf16")
 
 
 def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig:
-    """Megatron's own configuration record for `config`. Raises ValueError where `layout` cannot split such a model."""
+    """Megatron's own configuration record for `config`.
+
+    Raises ValueError where `layout` cannot split such a model, or this process not compute it.
+    """
     layout.check_model(config)
+    if faults := list(transformer_engine.faults(config)):
+        raise ValueError("; ".join(faults))
 
     def draw_embedding(weight: Tensor) -> None:
         # As without padding, so that what is drawn after it is the same on every layout.
@@ -153,7 +166,11 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         whole = layout.pipeline == 1
         super().__init__(
             config=transformer_config(config, layout),
-            transformer_layer_spec=layer_spec(qk_norm=config.qk_norm, recompute=config.recompute_activations),
+            transformer_layer_spec=layer_spec(
+                qk_norm=config.qk_norm,
+                recompute=config.recompute_activations,
+                modules=LOCAL if config.transformer_impl == "local" else transformer_engine.modules(),
+            ),
             vocab_size=layout.vocabulary(config.vocab_size),
             max_sequence_length=config.max_position_embeddings,
             pre_process=whole or parallel_state.is_pipeline_first_stage(),

@@ -12,7 +12,7 @@ from relax.data.prompts import read_records
 from relax.data.tokenizer import TextCodec, character_codec, load_codec
 from relax.errors import ConfigError
 from relax.inputs import prove
-from relax.megatron import groups
+from relax.megatron import groups, transformer_engine
 from relax.megatron.batching import Batching
 from relax.megatron.critic import Critic
 from relax.megatron.layout import Layout
@@ -143,7 +143,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
         _demonstrations(config, codec),
     )
     size = model_config(config, codec)
-    if faults := list(Layout.current().model_faults(size)):
+    if faults := [*Layout.current().model_faults(size), *transformer_engine.faults(size)]:
         raise ConfigError(faults)
     batching = Batching(
         micro_batch_size=config.micro_batch_size,

@@ -62,7 +62,8 @@ def _rank(
     rank: int, world: int, port: int, work: Callable[..., object], arguments: tuple[object, ...], results: Any
 ) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
         stored = io.BytesIO()
         torch.save(work(*arguments), stored)
