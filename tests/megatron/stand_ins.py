@@ -67,12 +67,15 @@ class Attention(ExtraState, nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        assert attention_mask is None and attn_mask_type is AttnMaskType.causal
+        assert attention_mask is None
+        assert attn_mask_type is AttnMaskType.causal
         ranks = self.group.size()
         lengths = [len(query) * ranks]
         if packed_seq_params is not None:
             bounds = packed_seq_params.cu_seqlens_q_padded
-            assert packed_seq_params.qkv_format == "thd" and query.dim() == 3 and bounds.dtype == torch.int32
+            assert packed_seq_params.qkv_format == "thd"
+            assert query.dim() == 3
+            assert bounds.dtype == torch.int32
             lengths = bounds.diff().tolist()
             assert packed_seq_params.max_seqlen_q == max(lengths)
         assert sum(lengths) == len(query) * ranks

@@ -118,7 +118,8 @@ def test_checkpoints_and_hugging_face_files_fit_either(tmp_path: Path) -> None:
 def test_bounds_of_packed_samples() -> None:
     packed = transformer_engine.packed_params(Segments((3, 2, 4)), torch.device("cpu"))
     for bounds in (packed.cu_seqlens_q, packed.cu_seqlens_kv, packed.cu_seqlens_q_padded, packed.cu_seqlens_kv_padded):
-        assert bounds.tolist() == [0, 3, 5, 9] and bounds.dtype == torch.int32
+        assert bounds.tolist() == [0, 3, 5, 9]
+        assert bounds.dtype == torch.int32
     assert (packed.qkv_format, packed.max_seqlen_q, packed.max_seqlen_kv) == ("thd", 4, 4)
 
 
@@ -134,7 +135,7 @@ def test_the_flag_chooses_the_modules() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available() or transformer_engine.HAVE_TE, reason="says what is missing elsewhere")
 def test_what_is_missing_is_said() -> None:
-    with pytest.raises(ValueError, match="needs a GPU.*leave it out; .*cannot be imported here; pip install"):
+    with pytest.raises(ValueError, match=r"needs a GPU.*leave it out; .*cannot be imported here; pip install"):
         build_model(WANTED, 0)
     config = configure(recipe="arithmetic", transformer_impl="transformer_engine", bf16=True)
     with pytest.raises(ConfigError, match="needs a GPU") as refused:
@@ -143,7 +144,7 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_float32_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="--transformer-impl transformer_engine: its attention.*add --bf16"):
+    with pytest.raises(ConfigError, match=r"--transformer-impl transformer_engine: its attention.*add --bf16"):
         configure(recipe="arithmetic", transformer_impl="transformer_engine")
     with pytest.raises(ValueError, match="needs bf16"):
         attrs.evolve(WANTED, bf16=False)
