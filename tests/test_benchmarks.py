@@ -1,13 +1,14 @@
 """The benchmarks of training run, and count what they say they count. Their figures are for quiet machines."""
 
 import sys
+import time
 from collections.abc import Sequence
 from subprocess import run
 
 import attrs
 import pytest
 
-from benchmarks import throughput
+from benchmarks import overhead, throughput
 from relax.data.samples import Sequences
 
 
@@ -38,3 +39,23 @@ def test_operations_of_a_step() -> None:
     assert pairs + 6 * 1024 * 151_936 == pytest.approx(3 * 4 * 28 * 2048 * (2000**2 - 2 * 1000**2) / 2)
     tied = attrs.evolve(model, tie_embeddings=False)
     assert throughput.flops(tied, short) == throughput.flops(model, short)
+
+
+def test_overhead_is_a_part_of_the_step() -> None:
+    text = told("overhead", "--prompts", "1", "--response", "8", "--micro-batch-sizes", "4", "--rounds", "1")
+    rows = [line.split() for line in text.splitlines()[1:]]
+    assert [row[:4] for row in rows] == [["bshd", "of", "4", "2"], ["thd", "of", "4", "2"]]
+    for row in rows:
+        step, ours = float(row[4]), float(row[5])
+        assert 0 < ours < step
+        assert float(row[6].rstrip("%")) == pytest.approx(100 * ours / step, abs=0.1 + 10 / step)
+
+
+def test_turns_add_up_and_only_one_runs_at_a_time() -> None:
+    turns = overhead.Turns()
+    inner = turns.of("inner", lambda: time.sleep(0.03))
+    start = time.perf_counter()
+    turns.of("outer", lambda: (time.sleep(0.01), inner(), inner()))()
+    assert sum(turns.seconds.values()) == pytest.approx(time.perf_counter() - start, rel=0.05)
+    assert turns.seconds["inner"] >= 0.06
+    assert turns.seconds["outer"] >= 0.01

@@ -91,7 +91,9 @@ def test_sampling_reports_the_log_probs_of_its_training() -> None:
 def test_ten_steps_of_arithmetic(flags: tuple[str, ...], tmp_path: Path) -> None:
     if flags and not transformer_engine.HAVE_TE:
         pytest.skip("Transformer Engine is not installed")
-    finished = relax(tmp_path, "train", "--bf16", "--num-rollout", 10, "--output", "run", *flags)
+    finished = relax(
+        tmp_path, "train", "--bf16", "--warm-start-steps", 10, "--num-rollout", 10, "--output", "run", *flags
+    )
     assert finished.status == 0, finished
     steps = [record for record in lines(tmp_path / "run" / "metrics.jsonl") if record["phase"] == "rl"]
     assert len(steps) == 10
