@@ -65,6 +65,7 @@ class Critic(Learner[ValueModel]):
         """Takes over the policy's body: what it knows of the texts."""
         body = {name: value for name, value in policy.state_dict().items() if not name.startswith("output_layer")}
         self.model.load_state_dict(body, strict=False)
+        self._optimizer.reload_model_params()  # where it steps copies of the weights in a higher precision
 
     def values(self, sequences: Sequences) -> Tensor:
         """Values of all response tokens, back to back, without gradient."""

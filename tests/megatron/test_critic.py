@@ -1,5 +1,6 @@
 """The critic and the reference: what they start as, what moves them and what does not."""
 
+import attrs
 import pytest
 import torch
 
@@ -11,9 +12,14 @@ from tests.megatron.conftest import MODEL
 from tests.megatron.test_trainer import MakeTrainer, WeightedLoss
 
 
-def make_critic(micro_batch_size: int = 4, lr: float = 1e-2) -> Critic:
+def make_critic(
+    micro_batch_size: int = 4, lr: float = 1e-2, *, bf16: bool = False, distributed: bool = False
+) -> Critic:
     return Critic(
-        MODEL, OptimizerConfig(lr=lr, total_steps=99), seed=1, batching=Batching(micro_batch_size=micro_batch_size)
+        attrs.evolve(MODEL, bf16=bf16),
+        OptimizerConfig(lr=lr, total_steps=99, distributed=distributed),
+        seed=1,
+        batching=Batching(micro_batch_size=micro_batch_size),
     )
 
 
@@ -68,6 +74,20 @@ def test_a_critic_starts_from_the_policys_body(make_trainer: MakeTrainer, sequen
     assert len(body) > 10
     assert all(policy[name].equal(value[name]) for name in body if isinstance(policy[name], torch.Tensor))
     assert not value["output_layer.weight"].any()
+
+
+@pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed optimizer"])
+def test_the_first_step_in_bfloat16_starts_from_the_policys_body(
+    make_trainer: MakeTrainer, sequences: Sequences, distributed: bool
+) -> None:
+    """The optimizer steps copies of its own: a step of nothing must leave the body where the policy's is."""
+    trainer = make_trainer(attrs.evolve(MODEL, bf16=True), seed=5)
+    critic = make_critic(lr=0.0, bf16=True, distributed=distributed)
+    critic.start_from(trainer.model)
+    critic.update(sequences, towards(torch.ones(sequences.tokens.num_tokens), sequences))
+    policy, value = dict(trainer.model.named_parameters()), dict(critic.model.named_parameters())
+    for name in policy.keys() & value.keys() - {"output_layer.weight"}:
+        assert policy[name].equal(value[name]), name
 
 
 def test_the_reference_stays_where_it_was_kept(make_trainer: MakeTrainer, sequences: Sequences) -> None:
