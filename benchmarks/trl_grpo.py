@@ -57,7 +57,7 @@ def run_relax(steps: int, prompt_tokens: int) -> list[float]:
             seed=0,
             batching=Batching(micro_batch_size=SAMPLES),
         )
-        engine = MegatronEngine(eos_id=WORDS + 2)  # an id that is never drawn
+        engine = MegatronEngine([WORDS + 2])  # an id that is never drawn
         engine.update_weights(trainer)
         for step in range(steps):
             start = time.perf_counter()

@@ -15,7 +15,7 @@ TokenIds = tuple[int, ...]
 class Completion:
     """One sampled response, as a rollout engine reports it.
 
-    `token_ids` ends with the end-of-sequence id exactly when `finished`; `log_probs` has one entry per token, under
+    `token_ids` ends with an end-of-sequence id exactly when `finished`; `log_probs` has one entry per token, under
     the distribution that was sampled from (temperature included).
     """
 

@@ -1,5 +1,6 @@
 """Tokenizers: a character-level one that needs no download, or any that `transformers` can load from a directory."""
 
+import json
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +17,19 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 class TextCodec:
-    """Text to token ids and back. Encoding refuses text that would not survive the way back."""
+    """Text to token ids and back. Encoding refuses text that would not survive the way back.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, origin: str) -> None:
-        if tokenizer.eos_token_id is None:
+    Each of `ends` ends a response; `end` is the one to write. Without `ends`, both are the tokenizer's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, origin: str, ends: Sequence[int] = ()) -> None:
+        own: int | None = tokenizer.eos_token_id
+        if own is None and not ends:
             raise RelaxError(f"the tokenizer of {origin} has no end-of-sequence token, so no response could end")
         self.tokenizer = tokenizer
         self.origin = origin
-        self.end: int = tokenizer.eos_token_id
+        self.ends: TokenIds = tuple(ends) if own is None or ends else (own,)
+        self.end: int = own if own is not None and own in self.ends else self.ends[0]
 
     @property
     def vocab_size(self) -> int:
@@ -52,8 +58,9 @@ class TextCodec:
         return RelaxError(f"the tokenizer of {self.origin} cannot represent {text[:80]!r}")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of a response; a final end-of-sequence token is not text."""
-        body = ids[:-1] if ids and ids[-1] == self.end else ids
+        """Text of a response. A final end-of-sequence token is not text, nor are ids that the tokenizer does not know:
+        a model may have more than its tokenizer."""
+        body = ids[:-1] if ids and ids[-1] in self.ends else ids
         return str(self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def save(self, directory: Path) -> None:
@@ -76,7 +83,7 @@ def load_codec(directory: Path) -> TextCodec:
     """The tokenizer saved in `directory` (Hugging Face format), its chat template included.
 
     A tokenizer.json is taken at its word: `AutoTokenizer` would give some models, Qwen2 for one, a tokenizer of their
-    family's, whatever the file says.
+    family's, whatever the file says. Where a model is saved beside it, what ends a response is what that model says.
     """
     if not directory.is_dir():
         raise RelaxError(f"{directory}: no such directory")
@@ -85,4 +92,24 @@ def load_codec(directory: Path) -> TextCodec:
         tokenizer = kind.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError) as error:
         raise RelaxError(f"{directory}: transformers cannot load its tokenizer: {error}") from error
-    return TextCodec(tokenizer, str(directory))
+    return TextCodec(tokenizer, str(directory), _ends(directory))
+
+
+def _ends(directory: Path) -> TokenIds:
+    """The end-of-sequence ids of the model saved in `directory`; none where it names none, or there is no model.
+
+    Errors: `RelaxError` for a file that says something else than ids.
+    """
+    for path in (directory / "generation_config.json", directory / "config.json"):
+        if not path.is_file():
+            continue
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise RelaxError(f"{path}: cannot be read: {error!r}") from error
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(isinstance(token, int) and token >= 0 for token in ids):
+            raise RelaxError(f"{path}: eos_token_id must be a token id or several, got {found!r}")
+        if ids:
+            return tuple(ids)
+    return ()

@@ -81,13 +81,14 @@ def sample(
     max_new_tokens: int,
     temperature: float,
     generator: torch.Generator,
-    eos_id: int,
+    end_ids: Sequence[int],
     max_positions: int,
     device: torch.device,
 ) -> list[list[Completion]]:
-    """The loop behind `Engine.generate`. Finished rows leave the batch; random numbers are drawn before.
+    """The loop behind `Engine.generate`. Any of `end_ids` ends a response. Random numbers are drawn before.
 
-    They leave when they are a quarter of it, since making room copies the cache; what a row says after its end is cut.
+    Finished rows leave the batch when they are a quarter of it, since making room copies the cache; what a row says
+    after its end is cut.
     """
     if not prompts:
         return []
@@ -104,7 +105,8 @@ def sample(
     uniforms = torch.rand(max_new_tokens, rows, dtype=torch.float64, generator=generator, device=generator.device)
     uniforms = uniforms.to(device)
 
-    tokens = torch.full((max_new_tokens, rows), eos_id, device=device)
+    ends = torch.tensor(end_ids, device=device)
+    tokens = torch.full((max_new_tokens, rows), end_ids[0], device=device)
     log_probs = torch.zeros(max_new_tokens, rows, device=device)
     alive = torch.arange(rows, device=device)
     unfinished = torch.ones(rows, dtype=torch.bool, device=device)
@@ -113,7 +115,7 @@ def sample(
         chosen, chosen_log_probs = choose(logits, uniforms[position, alive], temperature)
         tokens[position, alive] = chosen
         log_probs[position, alive] = chosen_log_probs
-        unfinished &= chosen != eos_id
+        unfinished &= ~torch.isin(chosen, ends)
         going_on = unfinished.nonzero().squeeze(-1)
         if len(going_on) == 0 or position + 1 == max_new_tokens:
             break
@@ -121,11 +123,10 @@ def sample(
             alive, chosen, unfinished = alive[going_on], chosen[going_on], unfinished[going_on]
             decoder.keep(going_on)
         logits = decoder.step(chosen)
-    return _completions(tokens.t(), log_probs.t(), n, eos_id)
+    return _completions(tokens.t(), log_probs.t(), n, torch.isin(tokens.t(), ends))
 
 
-def _completions(tokens: Tensor, log_probs: Tensor, n: int, eos_id: int) -> list[list[Completion]]:
-    ends = tokens == eos_id
+def _completions(tokens: Tensor, log_probs: Tensor, n: int, ends: Tensor) -> list[list[Completion]]:
     finished = ends.any(-1).tolist()
     first_end = ends.int().argmax(-1).tolist()
     flat = [

@@ -19,8 +19,8 @@ from relax.rollout.engine import sample
 class MegatronEngine:
     """Reads the trainer's weights where they are: `update_weights` only remembers the model, if all of it is here."""
 
-    def __init__(self, eos_id: int) -> None:
-        self.eos_id = eos_id
+    def __init__(self, end_ids: Sequence[int]) -> None:
+        self.end_ids = end_ids
         self._model: PolicyModel | None = None
 
     def update_weights(self, trainer: Trainer) -> None:
@@ -53,7 +53,7 @@ class MegatronEngine:
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             generator=generator,
-            eos_id=self.eos_id,
+            end_ids=self.end_ids,
             max_positions=self._model.max_position_embeddings,
             device=self._model.rotary_cos.device,
         )

@@ -15,8 +15,8 @@ from relax.rollout.engine import sample
 class TransformersEngine:
     """A model of its own, so it keeps sampling from the weights of the last `update_weights`."""
 
-    def __init__(self, eos_id: int) -> None:
-        self.eos_id = eos_id
+    def __init__(self, end_ids: Sequence[int]) -> None:
+        self.end_ids = end_ids
         self._model: transformers.PreTrainedModel | None = None
 
     @torch.no_grad()
@@ -48,7 +48,7 @@ class TransformersEngine:
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             generator=generator,
-            eos_id=self.eos_id,
+            end_ids=self.end_ids,
             max_positions=self._model.config.max_position_embeddings,
             device=shim.device(),
         )

@@ -1,6 +1,6 @@
 """Builds a run's roles from its configuration: the one place that knows which class stands for which setting."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +34,7 @@ from relax.runtime.demonstrations import Demonstrations
 from relax.runtime.evaluation import Evaluator
 from relax.runtime.files import RunFiles
 
-ENGINES: Final[Mapping[str, Callable[[int], Engine]]] = {
+ENGINES: Final[Mapping[str, Callable[[Sequence[int]], Engine]]] = {
     "megatron": MegatronEngine,
     "transformers": TransformersEngine,
 }
@@ -158,7 +158,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
         temperature=config.rollout_temperature,
         reference=config.needs_reference,
     )
-    engine = ENGINES[config.rollout_engine](codec.end)
+    engine = ENGINES[config.rollout_engine](codec.ends)
     sampler = Sampler(engine, codec, config.rollout_max_response_len)
     rollout = evaluator = None
     if reward is not None and prompts is not None and config.loss_type != "sft":

@@ -33,7 +33,7 @@ def test_reported_log_probs_are_the_trainers(
     make_trainer: MakeTrainer, engine_type: type[MegatronEngine], temperature: float, config: ModelConfig
 ) -> None:
     trainer = make_trainer(config, temperature=temperature)
-    engine = engine_type(EOS)
+    engine = engine_type([EOS])
     engine.update_weights(trainer)
     groups = responses(engine, temperature=temperature)
     sampled = Sequences(
@@ -54,7 +54,7 @@ def test_reported_log_probs_are_the_trainers(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_both_engines_say_the_same(make_trainer: MakeTrainer, temperature: float, config: ModelConfig) -> None:
     trainer = make_trainer(config)
-    engines = MegatronEngine(EOS), TransformersEngine(EOS)
+    engines = MegatronEngine([EOS]), TransformersEngine([EOS])
     for engine in engines:
         engine.update_weights(trainer)
     ours, theirs = (responses(engine, temperature=temperature) for engine in engines)
@@ -65,7 +65,7 @@ def test_both_engines_say_the_same(make_trainer: MakeTrainer, temperature: float
 def test_a_prompt_is_answered_as_it_would_be_alone(
     make_trainer: MakeTrainer, engine_type: type[MegatronEngine]
 ) -> None:
-    engine = engine_type(EOS)
+    engine = engine_type([EOS])
     engine.update_weights(make_trainer())
     together = responses(engine, temperature=0.0, n=1)
     for prompt, group in zip(PROMPTS, together, strict=True):
@@ -78,7 +78,7 @@ def test_a_prompt_is_answered_as_it_would_be_alone(
 def test_a_seed_decides_and_the_global_random_state_is_left_alone(
     make_trainer: MakeTrainer, engine_type: type[MegatronEngine]
 ) -> None:
-    engine = engine_type(EOS)
+    engine = engine_type([EOS])
     engine.update_weights(make_trainer())
     before = torch.get_rng_state()
     assert responses(engine) == responses(engine)
@@ -88,7 +88,7 @@ def test_a_seed_decides_and_the_global_random_state_is_left_alone(
 
 def test_weights_arrive_when_the_protocol_says(make_trainer: MakeTrainer, sequences: Sequences) -> None:
     trainer = make_trainer()
-    engine, reference = TransformersEngine(EOS), MegatronEngine(EOS)
+    engine, reference = TransformersEngine([EOS]), MegatronEngine([EOS])
     engine.update_weights(trainer)
     reference.update_weights(trainer)
     before = responses(engine)
@@ -102,7 +102,7 @@ def test_weights_arrive_when_the_protocol_says(make_trainer: MakeTrainer, sequen
 
 @ENGINES
 def test_requests_that_cannot_be_met_are_refused(make_trainer: MakeTrainer, engine_type: type[MegatronEngine]) -> None:
-    engine = engine_type(EOS)
+    engine = engine_type([EOS])
     with pytest.raises(RuntimeError, match="call update_weights first"):
         responses(engine)
     engine.update_weights(make_trainer())
@@ -130,6 +130,23 @@ def test_the_extremes_of_the_random_numbers_hit_possible_tokens() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]]).expand(2, -1)
     tokens, _ = choose(logits, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64), 1.0)
     assert tokens.tolist() == [1, 2]
+
+
+@ENGINES
+def test_any_of_several_tokens_ends_a_response(make_trainer: MakeTrainer, engine_type: type[MegatronEngine]) -> None:
+    """Each response is what the engine says that knows no end, up to the first of them."""
+    ends, trainer = (EOS, 9, 30), make_trainer()
+    said, endless = engine_type(ends), engine_type([1_000])
+    for engine in (said, endless):
+        engine.update_weights(trainer)
+    last = set()
+    for group, whole in zip(responses(said, n=8), responses(endless, n=8), strict=True):
+        for ours, theirs in zip(group, whole, strict=True):
+            first = next((at for at, token in enumerate(theirs.token_ids) if token in ends), None)
+            assert ours.token_ids == theirs.token_ids[: len(theirs.token_ids) if first is None else first + 1]
+            assert ours.finished == (first is not None)
+            last.add(ours.token_ids[-1])
+    assert last >= set(ends)
 
 
 class Countdown:
@@ -163,7 +180,7 @@ def test_prompts_are_read_once_and_finished_rows_leave() -> None:
         max_new_tokens=3,
         temperature=1.0,
         generator=torch.Generator().manual_seed(0),
-        eos_id=0,
+        end_ids=[0],
         max_positions=100,
         device=torch.device("cpu"),
     )

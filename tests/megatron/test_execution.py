@@ -114,7 +114,7 @@ def test_small_steps_add_up_in_bfloat16() -> None:
 
 def test_engine_and_critic_in_bfloat16() -> None:
     trainer, prompt = build(BF16), (1, 2, 3)
-    engine = MegatronEngine(eos_id=VOCABULARY)  # an id that is never drawn
+    engine = MegatronEngine([VOCABULARY])  # an id that is never drawn
     engine.update_weights(trainer)
     generator = torch.Generator().manual_seed(0)
     (answers,) = engine.generate([prompt], n=4, max_new_tokens=6, temperature=1.0, generator=generator)

@@ -29,7 +29,7 @@ for turn in range(2):
     with megatron_process(0):
         config = ModelConfig(vocab_size=20, num_layers=1, hidden_size=16, ffn_hidden_size=16, kv_channels=4)
         trainer = Trainer(config, OptimizerConfig(total_steps=3), seed=0, batching=Batching(micro_batch_size=2))
-        for engine in (MegatronEngine(1), TransformersEngine(1)):
+        for engine in (MegatronEngine([1]), TransformersEngine([1])):
             engine.update_weights(trainer)
             engine.generate([[3, 4], [5]], n=2, max_new_tokens=3, temperature=1.0, generator=torch.Generator())
         sequences = Sequences(((3,), (4, 5)), ((6, 7), (8,)))

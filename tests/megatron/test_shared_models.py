@@ -54,7 +54,7 @@ def sampled() -> list[list[Completion]]:
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.mul_(4.0) if parameter.dim() > 1 else parameter.mul_(1.1)
-    engine = MegatronEngine(1)
+    engine = MegatronEngine([1])
     engine.update_weights(trainer)
     asked = [[3, 4, 5], [6], [7, 8]]
     return engine.generate(asked, n=2, max_new_tokens=6, temperature=1.0, generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,7 @@
 """Prompts, draws, seeds and tokens."""
 
 import itertools
+import json
 import string
 from pathlib import Path
 
@@ -116,6 +117,47 @@ def test_a_saved_tokenizer_loads_the_same(codec: TextCodec, tmp_path: Path) -> N
     assert (again.vocab_size, again.end) == (codec.vocab_size, codec.end)
     assert again.encode("<think>1 2</think>") == codec.encode("<think>1 2</think>")
     assert again.decode(again.encode(" a  b ")) == " a  b "
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends", "end"),
+    [
+        ({"eos_token_id": [7, 1]}, {"eos_token_id": 9}, (7, 1), 1),
+        ({"eos_token_id": [7, 8]}, None, (7, 8), 7),
+        ({"eos_token_id": 8}, None, (8,), 8),
+        ({"temperature": 0.6}, {"eos_token_id": 9}, (9,), 9),
+        (None, {"eos_token_id": None}, (1,), 1),
+    ],
+)
+def test_a_model_beside_its_tokenizer_says_what_ends_a_response(
+    codec: TextCodec, tmp_path: Path, generation: object, config: object, ends: tuple[int, ...], end: int
+) -> None:
+    codec.save(tmp_path)
+    for name, content in (("generation_config.json", generation), ("config.json", config)):
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    loaded = load_codec(tmp_path)
+    assert (loaded.ends, loaded.end) == (ends, end)
+    ids = codec.encode("1+1")
+    for token in ends:
+        assert loaded.decode((*ids, token)) == "1+1"
+    for token in {7, 8, 9, 1} - set(ends):
+        assert loaded.decode((*ids, token)) != "1+1"
+
+
+@pytest.mark.parametrize("ids", [-1, "7", [1, None], {"a": 1}])
+def test_ends_that_are_no_ids_are_refused(codec: TextCodec, tmp_path: Path, ids: object) -> None:
+    codec.save(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(RelaxError, match=r"generation_config\.json: eos_token_id must be a token id or several"):
+        load_codec(tmp_path)
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_no_text(codec: TextCodec) -> None:
+    """A model's vocabulary may be larger: what it says there has no text, and the rest keeps its own."""
+    one, two = codec.encode("12")
+    assert codec.decode((one, codec.vocab_size, two, codec.vocab_size + 5_000)) == "12"
+    assert codec.decode((codec.vocab_size,)) == ""
 
 
 def test_no_tokenizer_to_load(tmp_path: Path) -> None:
