@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import attrs
 
-from relax.config import checks
+from relax.config import checkpoint, checks
 from relax.config.options import Given, Option, options_of
 from relax.config.record import ALGORITHM, Config, config_options
-from relax.errors import ConfigError, suggestion
+from relax.errors import ConfigError, RelaxError, suggestion
 from relax.recipes import RECIPES
 from relax_core import ALGORITHMS, Algorithm
 
@@ -92,6 +92,7 @@ class Draft:
         defaults = self._recipe_defaults()
         algorithm = self._algorithm(defaults)
         self._apply(defaults, algorithm)
+        self._apply_checkpoint()
         self._refuse_foreign(algorithm)
         config = self._record(algorithm)
         self.faults.extend(checks.faults_of(config, without=self.invalid))
@@ -121,14 +122,34 @@ class Draft:
         return ALGORITHMS[name]
 
     def _apply(self, defaults: Mapping[str, object], algorithm: Algorithm[Any]) -> None:
-        """The recipe's values where nothing was given, but for what the algorithm does not read."""
+        """The recipe's values where nothing was given, but for what the algorithm does not read, and for the warm start
+        where there is a checkpoint: that model has learned from more than a recipe's demonstrations."""
         for name, value in defaults.items():
             option = options()[name]
             foreign = option.algorithms is not None and algorithm.name not in option.algorithms
             chosen = algorithm.traits.reads_components and not algorithm.traits.component_names
             unread = name == "gdpo_reward_keys" and not chosen
-            if name not in self.origins and not foreign and not unread:
+            learned = name == "warm_start_steps" and "hf_checkpoint" in self.values
+            if name not in self.origins and not foreign and not unread and not learned:
                 self.values.setdefault(name, option.kind.conform(value))
+
+    def _apply_checkpoint(self) -> None:
+        """The sizes of the checkpoint, if one is given; those that were given beside it must be the same."""
+        directory = self.values.get("hf_checkpoint")
+        if not isinstance(directory, Path):
+            return
+        try:
+            sizes = checkpoint.sizes_of(directory)
+        except RelaxError as error:
+            self.reject("hf_checkpoint", str(error))
+            self.invalid.update(checkpoint.SIZES)
+            return
+        for name, size in sizes.items():
+            given = self.values.setdefault(name, size)
+            fault = checkpoint.contradiction(directory, name, size, given)
+            if fault is not None:
+                self.faults.append(f"{self.origins[name]} {given}: {fault}")
+                self.values[name] = size
 
     def _refuse_foreign(self, algorithm: Algorithm[Any]) -> None:
         """Hyperparameters that the algorithm does not have would have no effect, so they are refused."""

@@ -77,8 +77,13 @@ class Config:
     eval_prompt_data: Path | None = setting(DATA, None, "held-out prompts, JSON lines")
     sft_data: Path | None = setting(DATA, None, "demonstrations (prompt and response) for SFT, JSON lines")
     input_key: str = setting(DATA, "prompt", "key of the prompt's text in a line of data")
-    tokenizer: Path | None = setting(DATA, None, "directory of a Hugging Face tokenizer (default: characters)")
+    tokenizer: Path | None = setting(
+        DATA, None, "directory of a Hugging Face tokenizer (default: the checkpoint's, else characters)"
+    )
 
+    hf_checkpoint: Path | None = setting(
+        MODEL, None, "model to start from: a directory with Hugging Face's config.json and safetensors"
+    )
     num_layers: int = setting(MODEL, 4, "transformer layers", at_least(1))
     hidden_size: int = setting(MODEL, 128, "width of the residual stream", at_least(1))
     num_attention_heads: int = setting(MODEL, 4, "query heads", at_least(1))

@@ -92,6 +92,9 @@ def load_codec(directory: Path) -> TextCodec:
         tokenizer = kind.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError) as error:
         raise RelaxError(f"{directory}: transformers cannot load its tokenizer: {error}") from error
+    files = tokenizer.vocab_files_names.values()  # without any of them, transformers makes up an empty tokenizer
+    if not any((directory / file).is_file() for file in files):
+        raise RelaxError(f"{directory}: holds no tokenizer ({', '.join(files)}); --tokenizer names another directory")
     return TextCodec(tokenizer, str(directory), _ends(directory))
 
 

@@ -87,7 +87,9 @@ def summary(story: Story) -> list[str]:
     get, count = story.setting, story.count
     source = f"the {get('recipe')} recipe" if get("recipe") else get("prompt_data") or get("sft_data")
     size = f"{count('num_layers')} layers of width {count('hidden_size')}"
-    sentences = [f"A Qwen3-shaped language model of {size}, random at first, was trained on {source}."]
+    start = get("hf_checkpoint")
+    model = f"The model in {start}" if start else "A Qwen3-shaped language model, random at first"
+    sentences = [f"{model}, {size}, was trained on {source}."]
     if count("warm_start_steps") and get("loss_type") != "sft":
         sentences.append(
             f"It began with a warm start: {count('warm_start_steps')} steps of imitation (SFT) on "

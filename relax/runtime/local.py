@@ -16,13 +16,14 @@ from relax.agreement import stage
 from relax.config import Config, configure
 from relax.data.seeds import generator
 from relax.errors import ConfigError, RelaxError
-from relax.megatron import checkpoint, hf
+from relax.megatron import checkpoint
 from relax.megatron.groups import leads
 from relax.megatron.runtime import job_size, megatron_process
 from relax.report.html import write_report
 from relax.rollout.sampling import Prompts
 from relax.runtime.files import RunFiles, write_whole
 from relax.runtime.parts import Parts, build, imitation_steps, layout_of, phases, with_data
+from relax.runtime.policy import Policy
 from relax.runtime.recorder import Recorder, Silence
 from relax.runtime.run import Position, Run
 from relax.runtime.stop import StopRequest
@@ -50,7 +51,7 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
                 print(f"\nTo go on: {_program()} train --resume {run_dir}", file=sys.stderr)
         if not finished:
             return STOPPED
-        _export(run.parts, files)
+        run.parts.policy.export(run.parts.trainer, files.export)
         leading = leads()
     if leading:
         print(_farewell(run_dir, write_report(run_dir), _example(run.parts)))
@@ -60,7 +61,7 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
 def _example(parts: Parts) -> str:
     """A prompt of the run's own, for a shell."""
     prompts = parts.evaluator.prompts if parts.evaluator else parts.rollout.prompts if parts.rollout else None
-    return "PROMPT" if prompts is None else shlex.quote(parts.codec.decode(prompts.ids[0]))
+    return "PROMPT" if prompts is None else shlex.quote(parts.policy.codec.decode(prompts.ids[0]))
 
 
 @contextmanager
@@ -89,8 +90,11 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
     except OSError as error:
         raise RelaxError(f"{files.root}: cannot be made: {error.strerror}") from error
     with stage("reading the data and building the model"):
-        complete = with_data(config, files)
-        parts = build(complete, imitating=position.imitated < imitation_steps(config))
+        complete, policy = with_data(config, files), Policy.of(config)
+        weights = policy.weights() if latest is None else None
+        parts = build(complete, policy, imitating=position.imitated < imitation_steps(config))
+        if weights is not None:
+            parts.trainer.start_from(weights)
     if latest is not None:
         checkpoint.load(latest, parts.trainer, parts.critic)
     with stage("writing the configuration"):
@@ -108,11 +112,6 @@ def _prepare(config: Config, files: RunFiles, stop: StopRequest, resume: bool) -
 def _position(path: Path) -> Position:
     kept: Mapping[str, int] = checkpoint.read_extra(path)["position"]
     return Position(**kept)
-
-
-def _export(parts: Parts, files: RunFiles) -> None:
-    trainer = parts.trainer
-    hf.save_pretrained(trainer.model, trainer.model_config, files.export, hf.Companions.of(parts.codec))
 
 
 def _farewell(run_dir: Path, report: Path, example: str) -> str:
@@ -144,7 +143,7 @@ def _restored(run_dir: Path, step: int | None, eval_samples: int | None = None) 
         raise RelaxError(f"{files.checkpoints}: holds no checkpoint yet")
     with megatron_process(config.seed):
         position = _position(found)
-        parts = build(config, imitating=position.imitated < imitation_steps(config))
+        parts = build(config, Policy.of(config), imitating=position.imitated < imitation_steps(config))
         checkpoint.load(found, parts.trainer, parts.critic)
         parts.engine.update_weights(parts.trainer)
         yield config, parts
@@ -166,7 +165,7 @@ def evaluate(run_dir: Path, *, checkpoint: int | None, samples: int | None) -> i
 def sample(run_dir: Path, prompts: Sequence[str], *, n: int, temperature: float, checkpoint: int | None) -> int:
     """Print `n` responses of a run's model to each of `prompts`; returns the exit status."""
     with _restored(run_dir, checkpoint) as (config, parts):
-        codec = parts.codec
+        codec = parts.policy.codec
         asked = Prompts.encode(
             [{config.input_key: prompt} for prompt in prompts],
             config.input_key,

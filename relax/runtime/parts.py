@@ -9,7 +9,7 @@ import attrs
 from relax.adapter import Objective
 from relax.config import Config
 from relax.data.prompts import read_records
-from relax.data.tokenizer import TextCodec, character_codec, load_codec
+from relax.data.tokenizer import TextCodec
 from relax.errors import ConfigError
 from relax.inputs import prove
 from relax.megatron import groups, transformer_engine
@@ -33,6 +33,7 @@ from relax.rollout.transformers_engine import TransformersEngine
 from relax.runtime.demonstrations import Demonstrations
 from relax.runtime.evaluation import Evaluator
 from relax.runtime.files import RunFiles
+from relax.runtime.policy import Policy
 
 ENGINES: Final[Mapping[str, Callable[[Sequence[int]], Engine]]] = {
     "megatron": MegatronEngine,
@@ -51,17 +52,6 @@ def with_data(config: Config, files: RunFiles) -> Config:
         eval_prompt_data=config.eval_prompt_data or made.held_out,
         sft_data=config.sft_data or made.demonstrations,
     )
-
-
-def codec_of(config: Config) -> TextCodec:
-    """The tokenizer that `--tokenizer` names, or the built-in one."""
-    return character_codec() if config.tokenizer is None else load_codec(config.tokenizer)
-
-
-def model_config(config: Config, codec: TextCodec) -> ModelConfig:
-    """The policy's size."""
-    names = {field.name for field in attrs.fields(ModelConfig)} & {field.name for field in attrs.fields(Config)}
-    return ModelConfig(vocab_size=codec.vocab_size, **{name: getattr(config, name) for name in names})
 
 
 def layout_of(config: Config) -> Layout:
@@ -116,7 +106,7 @@ class Parts:
     The engine has no weights before its first `update_weights`: who samples hands it the current ones.
     """
 
-    codec: TextCodec
+    policy: Policy
     trainer: Trainer
     engine: Engine
     sampler: Sampler
@@ -127,9 +117,9 @@ class Parts:
     demonstrations: Demonstrations | None
 
 
-def build(config: Config, *, imitating: bool) -> Parts:
-    """All parts, every input read and checked before anything is trained. Errors: `RelaxError`."""
-    codec = codec_of(config)
+def build(config: Config, policy: Policy, *, imitating: bool) -> Parts:
+    """All parts, every input read and checked before anything is trained; weights are random. Errors: `RelaxError`."""
+    size, codec = policy.size, policy.codec
     room = config.max_position_embeddings - config.rollout_max_response_len
     reward = None
     if config.custom_rm_path is not None:
@@ -142,7 +132,6 @@ def build(config: Config, *, imitating: bool) -> Parts:
         _prompts(config.eval_prompt_data, config.input_key, codec, room),
         _demonstrations(config, codec),
     )
-    size = model_config(config, codec)
     if faults := [*Layout.current().model_faults(size), *transformer_engine.faults(size)]:
         raise ConfigError(faults)
     batching = Batching(
@@ -179,7 +168,7 @@ def build(config: Config, *, imitating: bool) -> Parts:
     actor = ActorRole(trainer, objective, config.num_steps_per_rollout, beside)
     if rollout is not None:
         prove(config, "local", [role for role in (rollout, actor, beside) if role is not None])
-    return Parts(codec, trainer, engine, sampler, actor, critic, rollout, evaluator, demonstrations)
+    return Parts(policy, trainer, engine, sampler, actor, critic, rollout, evaluator, demonstrations)
 
 
 def _critic(config: Config, size: ModelConfig, batching: Batching) -> Critic | None:

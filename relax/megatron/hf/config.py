@@ -15,6 +15,7 @@ from relax.megatron.model import Architecture, ModelConfig
 from relax.megatron.rope import LinearScaling, Llama3Scaling, RopeScaling
 
 SPECIAL_TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+PRECISIONS: Final = (torch.float32, torch.bfloat16, torch.float16)
 TYPES: Final[Mapping[Architecture, type[transformers.PreTrainedConfig]]] = {
     "qwen3": transformers.Qwen3Config,
     "qwen2": transformers.Qwen2Config,
@@ -53,6 +54,16 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
+@attrs.frozen
+class ConfigFile:
+    """What a config.json says: the model, the ids of its special tokens, the precision of its weights (float32 where
+    it names none that we write)."""
+
+    model: ModelConfig
+    special_tokens: Mapping[str, object]
+    dtype: torch.dtype
+
+
 def hf_config(
     config: ModelConfig, *, dtype: torch.dtype = torch.float32, special_tokens: Mapping[str, object] | None = None
 ) -> transformers.PreTrainedConfig:
@@ -68,12 +79,17 @@ def hf_config(
     )
 
 
-def read_config(directory: Path) -> tuple[ModelConfig, dict[str, object]]:
-    """What `directory`/config.json says: the model, and the ids of its special tokens.
+def read_config(directory: Path) -> ConfigFile:
+    """What `directory`/config.json says.
 
-    Raises RelaxError that names every field under which the model would compute something else than ours.
+    Raises RelaxError where there is none, or naming every field under which the model would compute something else
+    than ours.
     """
     path = directory / "config.json"
+    if not directory.is_dir():
+        raise RelaxError(f"{directory}: no such directory")
+    if not path.is_file():
+        raise RelaxError(f"{directory}: holds no config.json, so it is no checkpoint in Hugging Face's format")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         kind = str(raw["model_type"])
@@ -90,10 +106,11 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, object]]:
     if faults:
         raise RelaxError(f"{path}: not supported: {'; '.join(faults)}")
     try:
-        config = _model_config(architecture, theirs)
+        model = _model_config(architecture, theirs)
     except (ValueError, TypeError) as error:
         raise RelaxError(f"{path}: {error}") from error
-    return config, {name: getattr(theirs, name, None) for name in SPECIAL_TOKENS}
+    dtype = theirs.dtype if theirs.dtype in PRECISIONS else torch.float32
+    return ConfigFile(model, {name: getattr(theirs, name, None) for name in SPECIAL_TOKENS}, dtype)
 
 
 def _model_config(architecture: Architecture, theirs: Any) -> ModelConfig:

@@ -45,13 +45,23 @@ class Companions:
 
     @classmethod
     def of(cls, codec: TextCodec) -> "Companions":
-        """Those of a model that was trained from scratch with this tokenizer."""
-        ids = {name: getattr(codec.tokenizer, name) for name in SPECIAL_TOKENS}
-        known = {name: value for name, value in ids.items() if value is not None}
+        """Those of a model that is trained with this tokenizer, and came with none of its own."""
+        ids = _special_tokens(codec)
         with TemporaryDirectory() as directory:
             codec.save(Path(directory))
             files = _read(Path(directory))
-        return cls({**files, GENERATION: f"{json.dumps(known, indent=2)}\n".encode()}, ids)
+        return cls({**files, GENERATION: _generation(ids)}, ids)
+
+    @classmethod
+    def read(cls, directory: Path, codec: TextCodec | None) -> "Companions":
+        """Those of the checkpoint in `directory`, whose tokenizer is `codec`; the precision is config.json's.
+
+        Where it has no generation settings, they say what ends a response. Raises RelaxError as `read_config`.
+        """
+        config, files = read_config(directory), _read(directory)
+        if codec is not None:
+            files.setdefault(GENERATION, _generation(_special_tokens(codec)))
+        return cls(files, config.special_tokens, config.dtype)
 
 
 @attrs.frozen
@@ -70,22 +80,32 @@ def read_pretrained(directory: Path) -> Pretrained:
     Raises RelaxError: one for a configuration we cannot compute, one that lists every tensor that is missing,
     unexpected or of the wrong shape, with its file, one for a tokenizer that does not belong to the model.
     """
-    if not directory.is_dir():
-        raise RelaxError(f"{directory}: no such directory")
-    config, special_tokens = read_config(directory)
+    config = read_config(directory).model
+    weights = read_weights(directory, config)
+    codec = load_codec(directory) if any((directory / name).is_file() for name in TOKENIZER) else None
+    if codec is not None:
+        check_vocabulary(config, codec)
+    companions = attrs.evolve(Companions.read(directory, codec), dtype=weights.dtype)
+    return Pretrained(config, weights, codec, companions)
+
+
+def read_weights(directory: Path, config: ModelConfig) -> SafetensorsFiles:
+    """The weights in `directory`, none of them read yet. Raises RelaxError that lists all in which they do not fit."""
     weights = SafetensorsFiles.of(directory)
     faults = [*weights.faults, *misfits(config, weights.shapes, weights.place)]
     if faults:
         raise RelaxError("\n".join((f"{directory}: these weights do not fit config.json:", *faults)))
     check_tied(config, weights)
-    files = _read(directory)
-    codec = load_codec(directory) if files.keys() & set(TOKENIZER) else None
-    if codec is not None and codec.vocab_size > config.vocab_size:
+    return weights
+
+
+def check_vocabulary(config: ModelConfig, codec: TextCodec) -> None:
+    """Raises RelaxError for a tokenizer with more tokens than the model; the model may well have more."""
+    if codec.vocab_size > config.vocab_size:
         raise RelaxError(
-            f"{directory}: the tokenizer has {codec.vocab_size} tokens, but the model only {config.vocab_size} "
+            f"{codec.origin}: the tokenizer has {codec.vocab_size} tokens, but the model only {config.vocab_size} "
             "(vocab_size of config.json)"
         )
-    return Pretrained(config, weights, codec, Companions(files, special_tokens, weights.dtype))
 
 
 def save_pretrained(
@@ -119,6 +139,16 @@ def save_pretrained(
     distributed.broadcast_object_list(failure)
     if failure[0] is not None:
         raise RelaxError(failure[0])
+
+
+def _special_tokens(codec: TextCodec) -> dict[str, object]:
+    ids = {name: getattr(codec.tokenizer, name) for name in SPECIAL_TOKENS}
+    return {**ids, "eos_token_id": codec.end if len(codec.ends) == 1 else list(codec.ends)}
+
+
+def _generation(special_tokens: Mapping[str, object]) -> bytes:
+    known = {name: value for name, value in special_tokens.items() if value is not None}
+    return f"{json.dumps(known, indent=2)}\n".encode()
 
 
 def _read(directory: Path) -> dict[str, bytes]:
