@@ -76,7 +76,10 @@ class Config:
     prompt_data: Path | None = setting(DATA, None, "prompts to train on, JSON lines")
     eval_prompt_data: Path | None = setting(DATA, None, "held-out prompts, JSON lines")
     sft_data: Path | None = setting(DATA, None, "demonstrations (prompt and response) for SFT, JSON lines")
-    input_key: str = setting(DATA, "prompt", "key of the prompt's text in a line of data")
+    input_key: str = setting(DATA, "prompt", "key of the prompt, a text or a list of messages, in a line of data")
+    apply_chat_template: bool = setting(
+        DATA, False, "render prompts with the tokenizer's chat template; a text is one user message"
+    )
     tokenizer: Path | None = setting(
         DATA, None, "directory of a Hugging Face tokenizer (default: the checkpoint's, else characters)"
     )

@@ -1,7 +1,7 @@
 """Prompts from a JSON-lines file, and the order in which they are drawn."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,13 +9,36 @@ import attrs
 import numpy as np
 
 from relax.data.seeds import derived_seed
+from relax.data.wording import Wording
 from relax.errors import RelaxError
 
 Record = Mapping[str, object]
+Wordings = Mapping[str, Wording]
 
 
-def read_records(path: Path, text_keys: Sequence[str]) -> tuple[Record, ...]:
-    """The objects of a JSON-lines file, each holding a non-empty text under every one of `text_keys`.
+@attrs.frozen
+class Worded:
+    """A record, and the texts that it means under the keys that were asked for."""
+
+    record: Record
+    texts: Mapping[str, str]
+
+    @classmethod
+    def of(cls, record: Record, wordings: Wordings, where: str) -> "Worded":
+        """Errors: `RelaxError` naming `where`, and the key that is missing or whose value does not mean a text."""
+        texts = {}
+        for key, wording in wordings.items():
+            if key not in record:
+                raise RelaxError(f"{where}: has no key {key!r}; its keys are {sorted(record)}")
+            try:
+                texts[key] = wording(record[key])
+            except ValueError as error:
+                raise RelaxError(f"{where}: {key!r} {error}") from error
+        return cls(record, texts)
+
+
+def read_records(path: Path, wordings: Wordings) -> tuple[Worded, ...]:
+    """The objects of a JSON-lines file, each holding something that means a text under every key of `wordings`.
 
     Errors: `RelaxError` naming file, line and key, for a missing, empty or malformed file.
     """
@@ -25,32 +48,25 @@ def read_records(path: Path, text_keys: Sequence[str]) -> tuple[Record, ...]:
         raise RelaxError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RelaxError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    records = tuple(
-        _record(path, number, line, text_keys) for number, line in enumerate(lines, start=1) if line.strip()
-    )
+    records = tuple(_record(path, number, line, wordings) for number, line in enumerate(lines, start=1) if line.strip())
     if not records:
-        raise RelaxError(f"{path}: holds no records; expected one JSON object a line with {_keys(text_keys)}")
+        raise RelaxError(f"{path}: holds no records; expected one JSON object a line with {_keys(wordings)}")
     return records
 
 
-def _record(path: Path, number: int, line: str, text_keys: Sequence[str]) -> Record:
+def _record(path: Path, number: int, line: str, wordings: Wordings) -> Worded:
     where = f"{path}, line {number}"
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise RelaxError(f"{where}: not JSON ({error.msg} at column {error.colno}): {line[:60]!r}") from None
     if not isinstance(record, dict):
-        raise RelaxError(f"{where}: expected a JSON object with {_keys(text_keys)}, got {line[:60]!r}")
-    for key in text_keys:
-        if key not in record:
-            raise RelaxError(f"{where}: has no key {key!r}; its keys are {sorted(record)}")
-        if not isinstance(record[key], str) or not record[key]:
-            raise RelaxError(f"{where}: {key!r} must be a non-empty text, got {record[key]!r}")
-    return record
+        raise RelaxError(f"{where}: expected a JSON object with {_keys(wordings)}, got {line[:60]!r}")
+    return Worded.of(record, wordings, where)
 
 
-def _keys(text_keys: Sequence[str]) -> str:
-    return " and ".join(repr(key) for key in text_keys)
+def _keys(wordings: Wordings) -> str:
+    return " and ".join(map(repr, wordings))
 
 
 @attrs.frozen

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-from relax.data.prompts import Record
+from relax.data.prompts import Record, Worded
 from relax.data.samples import Sample, TokenIds
 from relax.data.tokenizer import TextCodec
+from relax.data.wording import asked
 from relax.errors import RelaxError
 from relax.rollout.engine import Engine
 
@@ -22,19 +23,19 @@ class Prompts:
     ids: tuple[TokenIds, ...]
 
     @classmethod
-    def encode(cls, records: Sequence[Record], key: str, codec: TextCodec, longest: int) -> "Prompts":
-        """Encode the text under `key` of every record.
+    def encode(cls, prompts: Sequence[Worded], key: str, codec: TextCodec, longest: int) -> "Prompts":
+        """Encode the text under `key` of every prompt.
 
         Errors: `RelaxError` naming the prompt that has more than `longest` tokens or cannot be encoded.
         """
-        ids = codec.encode_all([str(record[key]) for record in records])
-        for record, prompt in zip(records, ids, strict=True):
-            if len(prompt) > longest:
+        found = codec.encode_all([prompt.texts[key] for prompt in prompts])
+        for prompt, ids in zip(prompts, found, strict=True):
+            if len(ids) > longest:
                 raise RelaxError(
-                    f"prompt {str(record[key])[:60]!r} has {len(prompt)} tokens; --max-position-embeddings less "
+                    f"prompt {asked(prompt.record[key])[:60]!r} has {len(ids)} tokens; --max-position-embeddings less "
                     f"--rollout-max-response-len leaves room for {longest}"
                 )
-        return cls(tuple(records), ids)
+        return cls(tuple(prompt.record for prompt in prompts), found)
 
     def take(self, indices: Sequence[int]) -> "Prompts":
         """The prompts at `indices`, in that order."""

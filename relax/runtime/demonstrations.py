@@ -7,6 +7,7 @@ import attrs
 from relax.data.prompts import DrawOrder, read_records
 from relax.data.samples import Sequences
 from relax.data.tokenizer import TextCodec
+from relax.data.wording import Wording, as_it_stands
 from relax.errors import RelaxError
 
 
@@ -20,20 +21,27 @@ class Demonstrations:
 
     @classmethod
     def read(
-        cls, path: Path, input_key: str, codec: TextCodec, batch_size: int, longest: int, seed: int
+        cls,
+        path: Path,
+        input_key: str,
+        wording: Wording,
+        codec: TextCodec,
+        batch_size: int,
+        longest: int,
+        seed: int,
     ) -> "Demonstrations":
-        """Read JSON lines with a prompt under `input_key` and a `response`.
+        """Read JSON lines with a prompt under `input_key`, worded by `wording`, and a `response`.
 
         Errors: `RelaxError` naming file, line and key, or the demonstration with more than `longest` tokens.
         """
-        records = read_records(path, (input_key, "response"))
-        prompts = codec.encode_all([str(record[input_key]) for record in records])
-        answers = codec.encode_all([str(record["response"]) for record in records])
+        records = read_records(path, {input_key: wording, "response": as_it_stands})
+        prompts = codec.encode_all([record.texts[input_key] for record in records])
+        answers = codec.encode_all([record.texts["response"] for record in records])
         responses = tuple((*answer, codec.end) for answer in answers)
         for record, prompt, response in zip(records, prompts, responses, strict=True):
             if len(prompt) + len(response) > longest:
                 raise RelaxError(
-                    f"{path}: the demonstration {str(record['response'])[:60]!r} has {len(prompt) + len(response)} "
+                    f"{path}: the demonstration {record.texts['response'][:60]!r} has {len(prompt) + len(response)} "
                     f"tokens with its prompt; --max-position-embeddings allows {longest}"
                 )
         return cls(Sequences(prompts, responses), batch_size, DrawOrder(len(records), seed, "demonstrations"))

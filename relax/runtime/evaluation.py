@@ -6,6 +6,7 @@ import attrs
 
 from relax.data.samples import Sample
 from relax.data.seeds import generator
+from relax.data.wording import asked
 from relax.rewards.loader import RewardFunction
 from relax.roles.rollout import rewarded
 from relax.rollout.metrics import sample_metrics
@@ -35,4 +36,4 @@ class Evaluator:
         }
 
     def _shown(self, sample: Sample) -> Mapping[str, object]:
-        return {"prompt": sample.prompt[self.input_key], "response": sample.response, "rewards": sample.rewards}
+        return {"prompt": asked(sample.prompt[self.input_key]), "response": sample.response, "rewards": sample.rewards}

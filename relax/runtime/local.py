@@ -14,7 +14,9 @@ import attrs
 
 from relax.agreement import stage
 from relax.config import Config, configure
+from relax.data.prompts import Worded
 from relax.data.seeds import generator
+from relax.data.wording import asked
 from relax.errors import ConfigError, RelaxError
 from relax.megatron import checkpoint
 from relax.megatron.groups import leads
@@ -54,14 +56,14 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
         run.parts.policy.export(run.parts.trainer, files.export)
         leading = leads()
     if leading:
-        print(_farewell(run_dir, write_report(run_dir), _example(run.parts)))
+        print(_farewell(run_dir, write_report(run_dir), _example(run.parts, config.input_key)))
     return 0
 
 
-def _example(parts: Parts) -> str:
+def _example(parts: Parts, key: str) -> str:
     """A prompt of the run's own, for a shell."""
     prompts = parts.evaluator.prompts if parts.evaluator else parts.rollout.prompts if parts.rollout else None
-    return "PROMPT" if prompts is None else shlex.quote(parts.policy.codec.decode(prompts.ids[0]))
+    return "PROMPT" if prompts is None else shlex.quote(asked(prompts.records[0][key]))
 
 
 @contextmanager
@@ -165,15 +167,18 @@ def evaluate(run_dir: Path, *, checkpoint: int | None, samples: int | None) -> i
 def sample(run_dir: Path, prompts: Sequence[str], *, n: int, temperature: float, checkpoint: int | None) -> int:
     """Print `n` responses of a run's model to each of `prompts`; returns the exit status."""
     with _restored(run_dir, checkpoint) as (config, parts):
-        codec = parts.policy.codec
-        asked = Prompts.encode(
-            [{config.input_key: prompt} for prompt in prompts],
-            config.input_key,
-            codec,
+        key, wordings = config.input_key, {config.input_key: parts.wording}
+        encoded = Prompts.encode(
+            [Worded.of({key: prompt}, wordings, "on the command line") for prompt in prompts],
+            key,
+            parts.policy.codec,
             config.max_position_embeddings - config.rollout_max_response_len,
         )
-        groups = parts.sampler.respond(asked, n=n, temperature=temperature, generator=generator(config.seed, "sample"))
+        groups = parts.sampler.respond(
+            encoded, n=n, temperature=temperature, generator=generator(config.seed, "sample")
+        )
+    between = "\n" if config.apply_chat_template else ""  # where the template says that the answer begins
     for prompt, group in zip(prompts, groups, strict=True):
         for answer in group:
-            print(f"{prompt}{answer.response}{'' if answer.completion.finished else ' ...'}")
+            print(f"{prompt}{between}{answer.response}{'' if answer.completion.finished else ' ...'}")
     return 0

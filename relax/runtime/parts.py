@@ -10,6 +10,7 @@ from relax.adapter import Objective
 from relax.config import Config
 from relax.data.prompts import read_records
 from relax.data.tokenizer import TextCodec
+from relax.data.wording import ChatTemplate, Wording, as_it_stands
 from relax.errors import ConfigError
 from relax.inputs import prove
 from relax.megatron import groups, transformer_engine
@@ -107,6 +108,7 @@ class Parts:
     """
 
     policy: Policy
+    wording: Wording
     trainer: Trainer
     engine: Engine
     sampler: Sampler
@@ -120,6 +122,7 @@ class Parts:
 def build(config: Config, policy: Policy, *, imitating: bool) -> Parts:
     """All parts, every input read and checked before anything is trained; weights are random. Errors: `RelaxError`."""
     size, codec = policy.size, policy.codec
+    wording = ChatTemplate.of(codec) if config.apply_chat_template else as_it_stands
     room = config.max_position_embeddings - config.rollout_max_response_len
     reward = None
     if config.custom_rm_path is not None:
@@ -128,9 +131,9 @@ def build(config: Config, policy: Policy, *, imitating: bool) -> Parts:
     keep = load_filter(config.dynamic_sampling_filter_path)
     objective = Objective.of(config, groups.data_parallel_reduce(), groups.gathered)
     prompts, held_out, demonstrations = (
-        _prompts(config.prompt_data, config.input_key, codec, room),
-        _prompts(config.eval_prompt_data, config.input_key, codec, room),
-        _demonstrations(config, codec),
+        _prompts(config.prompt_data, config.input_key, wording, codec, room),
+        _prompts(config.eval_prompt_data, config.input_key, wording, codec, room),
+        _demonstrations(config, wording, codec),
     )
     if faults := [*Layout.current().model_faults(size), *transformer_engine.faults(size)]:
         raise ConfigError(faults)
@@ -168,7 +171,7 @@ def build(config: Config, policy: Policy, *, imitating: bool) -> Parts:
     actor = ActorRole(trainer, objective, config.num_steps_per_rollout, beside)
     if rollout is not None:
         prove(config, "local", [role for role in (rollout, actor, beside) if role is not None])
-    return Parts(policy, trainer, engine, sampler, actor, critic, rollout, evaluator, demonstrations)
+    return Parts(policy, wording, trainer, engine, sampler, actor, critic, rollout, evaluator, demonstrations)
 
 
 def _critic(config: Config, size: ModelConfig, batching: Batching) -> Critic | None:
@@ -177,14 +180,14 @@ def _critic(config: Config, size: ModelConfig, batching: Batching) -> Critic | N
     return Critic(size, critic_optimizer(config), seed=config.seed, batching=batching)
 
 
-def _prompts(path: Path | None, key: str, codec: TextCodec, longest: int) -> Prompts | None:
-    return None if path is None else Prompts.encode(read_records(path, (key,)), key, codec, longest)
+def _prompts(path: Path | None, key: str, wording: Wording, codec: TextCodec, longest: int) -> Prompts | None:
+    return None if path is None else Prompts.encode(read_records(path, {key: wording}), key, codec, longest)
 
 
-def _demonstrations(config: Config, codec: TextCodec) -> Demonstrations | None:
+def _demonstrations(config: Config, wording: Wording, codec: TextCodec) -> Demonstrations | None:
     if config.sft_data is None or not (config.warm_start_steps or config.loss_type == "sft"):
         return None
     size = config.global_batch_size if config.loss_type == "sft" else config.warm_start_batch_size
     return Demonstrations.read(
-        config.sft_data, config.input_key, codec, size, config.max_position_embeddings, config.seed
+        config.sft_data, config.input_key, wording, codec, size, config.max_position_embeddings, config.seed
     )

@@ -10,6 +10,7 @@ from torch import Tensor, distributed
 import relax_core as rc
 from relax.agreement import gathering, stage
 from relax.data.prompts import read_records
+from relax.data.wording import as_it_stands
 from relax.errors import RelaxError
 from relax.rewards.loader import RewardFunction
 from tests.agreement.job import die, fault_now, stop
@@ -37,7 +38,7 @@ def whiten(sizes: object = (2,), scores: tuple[float, ...] = (1.0, 3.0)) -> Tens
 
 def _broken_data() -> None:
     Path("broken.jsonl").write_text('{"prompt": 3}\n', encoding="utf-8")
-    read_records(Path("broken.jsonl"), ("prompt",))
+    read_records(Path("broken.jsonl"), {"prompt": as_it_stands})
 
 
 def _broken_reward() -> None:

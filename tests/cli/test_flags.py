@@ -22,7 +22,8 @@ KNOWN_FLAGS = """
 # The settings that are no algorithm's own.
 FIELD_NAMES = """
 recipe output seed debug_rollout_only debug_train_only prompt_data eval_prompt_data sft_data input_key
-tokenizer hf_checkpoint num_layers hidden_size num_attention_heads num_query_groups ffn_hidden_size kv_channels
+apply_chat_template tokenizer
+hf_checkpoint num_layers hidden_size num_attention_heads num_query_groups ffn_hidden_size kv_channels
 max_position_embeddings rotary_base bf16 recompute_activations transformer_impl
 rollout_engine rollout_batch_size n_samples_per_prompt num_rollout
 rollout_max_response_len rollout_temperature dynamic_sampling_filter_path max_resampling custom_rm_path

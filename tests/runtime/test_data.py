@@ -14,21 +14,24 @@ from relax.data.prompts import DrawOrder, read_records
 from relax.data.samples import Sequences
 from relax.data.seeds import derived_seed, generator
 from relax.data.tokenizer import TextCodec, character_codec, load_codec
+from relax.data.wording import as_it_stands
 from relax.errors import RelaxError
+
+PROMPT = {"prompt": as_it_stands}
 
 
 def test_each_line_is_a_record_with_all_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1+1=", "answer": 2}\r\n\n{"prompt": "a\u2028b\x85c"}', encoding="utf-8")
-    records = read_records(path, ("prompt",))
+    records = tuple(found.record for found in read_records(path, PROMPT))
     assert records == ({"prompt": "1+1=", "answer": 2}, {"prompt": "a\u2028b\x85c"})
 
 
 def test_missing_files_and_directories_are_named(tmp_path: Path) -> None:
     with pytest.raises(RelaxError, match=r"nowhere\.jsonl: no such file"):
-        read_records(tmp_path / "nowhere.jsonl", ("prompt",))
+        read_records(tmp_path / "nowhere.jsonl", PROMPT)
     with pytest.raises(RelaxError, match="cannot be read"):
-        read_records(tmp_path, ("prompt",))
+        read_records(tmp_path, PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_broken_lines_are_named_with_file_line_and_key(tmp_path: Path, line: str
     path = tmp_path / "demonstrations.jsonl"
     path.write_text('{"prompt": "x", "response": "y"}\n\n' + line)
     with pytest.raises(RelaxError) as raised:
-        read_records(path, ("prompt", "response"))
+        read_records(path, {**PROMPT, "response": as_it_stands})
     assert str(raised.value).startswith(f"{path}, line 3: ")
     assert fault in str(raised.value)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import pytest
 
+from relax.data.prompts import Worded
 from relax.data.samples import Completion, Sample
 from relax.data.tokenizer import character_codec
 from relax.errors import RelaxError
@@ -34,7 +35,7 @@ def role(
 ) -> RolloutRole:
     sampler = Sampler(ScriptedEngine(CODEC, answer), CODEC, 8)
     reward = RewardFunction("here.score", score, ("score",))
-    asked = Prompts.encode(RECORDS, "prompt", CODEC, 20)
+    asked = Prompts.encode([Worded(record, record) for record in RECORDS], "prompt", CODEC, 20)
     return RolloutRole(sampler, asked, reward, spread, keep, SamplingPlan(prompts, 3, 1.0, redraws), 0)
 
 
