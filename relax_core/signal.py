@@ -93,6 +93,8 @@ def contributions(
     components: Float64[Tensor, "samples components"],
     groups: Int[Tensor, " samples"],
     weights: Float64[Tensor, " components"],
+    *,
+    scores: Float64[Tensor, " samples"] | None = None,
 ) -> Float64[Tensor, "groups components"]:
     """What each component gave to a group's scores; groups in ascending order of their ids.
 
@@ -101,9 +103,13 @@ def contributions(
     sum; for one that reads components it is the scores it gives where all other components are their group's mean. So
     the row over its sum is `Components.share` for decoupled scores, and the covariance with the sum over the sum's
     variance for a group mean/std. Zeros where scores or parts do not vary. Raises as `carries_signal` does.
+
+    Args:
+        scores: those of `group_scores`, where they are known already.
     """
     _, ids, counts = numbered(groups)
-    scores = group_scores(algorithm, hyperparameters, readable(algorithm, components, weights), groups)
+    if scores is None:
+        scores = group_scores(algorithm, hyperparameters, readable(algorithm, components, weights), groups)
     parts = _parts(algorithm, hyperparameters, components, groups, weights, scores)
     deviations = _centred(scores[:, None], ids, counts)
     work = _group_sums(_centred(parts, ids, counts) * deviations, ids, counts)
@@ -187,8 +193,8 @@ def components(
     scores = combined(parts, torch.ones_like(weights))
     low, high = group_extrema(values, ids, number)
     flat = low == high
-    energy = group_sums(scores.square()[:, None], ids, number)
-    share = group_sums(parts * scores[:, None], ids, number) / torch.where(energy > 0, energy, 1.0)
+    energy = _group_sums(scores.square()[:, None], ids, counts)
+    share = _group_sums(parts * scores[:, None], ids, counts) / torch.where(energy > 0, energy, 1.0)
     error = _error_bound(values, parts, weights, ids, counts, eps)
     largest = _group_max(scores.abs(), ids, number)
     alive = ~flat.all(dim=1)

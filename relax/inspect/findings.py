@@ -192,7 +192,9 @@ class Tally:
             scores = signal.group_scores(algorithm, hyperparameters, self.asked.rewards(values, weights), groups)
             if self.asked.scalar is None:
                 components = values[:, : len(weights)]
-                self.given[members] = signal.contributions(algorithm, hyperparameters, components, groups, weights)
+                self.given[members] = signal.contributions(
+                    algorithm, hyperparameters, components, groups, weights, scores=scores
+                )
         except ValueError as error:
             raise RelaxError(f"{self.name}: {error} (samples and groups counted from row {rows.start})") from error
         self.scores[rows] = scores

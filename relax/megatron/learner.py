@@ -159,16 +159,18 @@ class Learner(Generic[M]):
         spans = self._spans(sequences)
 
         def on_last_stage(batch: PaddedBatch, output: Tensor, **kwargs: object) -> object:
-            whole = output if batch.gather is None else context.whole_responses(output, batch.gather)
-            return reduce(batch, whole, **kwargs)
+            with shim.as_torch_is():
+                whole = output if batch.gather is None else context.whole_responses(output, batch.gather)
+                return reduce(batch, whole, **kwargs)
 
         def forward_step(
             batches: Iterator[PaddedBatch], model: torch.nn.Module
         ) -> tuple[Tensor, Callable[..., object]]:
-            batch = next(batches)
-            output = model(
-                batch.input_ids, batch.position_ids, batch.attention, labels=batch.targets, loss_mask=batch.places
-            )
+            with shim.as_torch_is():
+                batch = next(batches)
+                output = model(
+                    batch.input_ids, batch.position_ids, batch.attention, labels=batch.targets, loss_mask=batch.places
+                )
             return output, partial(on_last_stage, batch)
 
         model.train()

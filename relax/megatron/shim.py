@@ -54,6 +54,11 @@ def cpu_for_cuda() -> AbstractContextManager[object]:
     return contextlib.nullcontext() if torch.cuda.is_available() else _CpuForCuda()
 
 
+def as_torch_is() -> AbstractContextManager[object]:
+    """Inside `cpu_for_cuda`: torch as it is, for what names no device itself, and calls it thousands of times."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else torch._C.DisableTorchFunction()
+
+
 @contextlib.contextmanager
 def cuda_queries_answered() -> Iterator[None]:
     """Answers `torch.cuda.current_device()` with the CPU and makes `torch.cuda.synchronize()` return at once."""
