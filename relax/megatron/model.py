@@ -236,20 +236,7 @@ def drawn(kind: Callable[[ModelConfig, Layout], M], config: ModelConfig, seed: i
     with torch.random.fork_rng(devices=[]), shim.cpu_for_cuda():
         torch.manual_seed(seed)
         whole = kind(config, attrs.evolve(layout, pipeline=1))
-        return _placed(whole if layout.pipeline == 1 else _stage_of(whole, kind(config, layout)), config)
-
-
-def build_whole_model(config: ModelConfig) -> PolicyModel:
-    """A policy with the layers of all pipeline stages, its weights to be filled in: to sample with, not to train."""
-    with torch.random.fork_rng(devices=[]), shim.cpu_for_cuda():
-        whole = PolicyModel(config, attrs.evolve(Layout.current(), pipeline=1))
-    whole.requires_grad_(False)
-    return _placed(whole, config)
-
-
-def _placed(model: M, config: ModelConfig) -> M:
-    """On this process's device, in the precision of `config`."""
-    model.to(shim.device())
+        model: M = (whole if layout.pipeline == 1 else _stage_of(whole, kind(config, layout))).to(shim.device())
     for parameter in model.parameters():  # and not the tables of RoPE, which stay as exact as they are
         parameter.data = parameter.data.to(config.dtype)
     return model

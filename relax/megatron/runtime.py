@@ -39,8 +39,6 @@ def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float =
     on_gpu = torch.cuda.is_available()
     flushed = _flushes_denormals()
     if on_gpu:
-        # One queue to the device, read when CUDA starts: what is sent to other tensor ranks overtakes nothing then.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     timeout = timedelta(seconds=timeout_s)
     store, rank, size = HashStore(), 0, 1
@@ -49,7 +47,6 @@ def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float =
     with agreement.joined(store, rank, size, timeout_s=timeout_s), warnings.catch_warnings():
         # Megatron calls collectives by names that torch is about to retire: nothing that a user could mend.
         warnings.filterwarnings("ignore", message=r"`torch\.distributed\..*is deprecated", category=FutureWarning)
-        warnings.filterwarnings("ignore", message=r"When using async grad allreduce.*CUDA_DEVICE_MAX_CONNECTIONS")
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=timeout
         )

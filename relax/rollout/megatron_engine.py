@@ -1,7 +1,4 @@
-"""Sampling with the training model itself, through Megatron's inference context: no second copy of the weights.
-
-Only where each rank has some of the layers, as pipeline stages do, a whole model stands beside it.
-"""
+"""Sampling with the training model itself, through Megatron's inference context: no second copy of the weights."""
 
 from collections.abc import Sequence
 
@@ -10,28 +7,25 @@ from megatron.core.inference.contexts.static_context import StaticInferenceConte
 from torch import Tensor
 
 from relax.data.samples import Completion
-from relax.megatron import hf
-from relax.megatron.model import PolicyModel, build_whole_model
+from relax.megatron.model import PolicyModel
 from relax.megatron.trainer import Trainer
 from relax.rollout.engine import sample
 
 
 class MegatronEngine:
-    """Reads the trainer's weights where they are: `update_weights` only remembers the model, if all of it is here."""
+    """Reads the trainer's weights where they are: `update_weights` only remembers the model."""
 
     def __init__(self, end_ids: Sequence[int]) -> None:
         self.end_ids = end_ids
         self._model: PolicyModel | None = None
 
     def update_weights(self, trainer: Trainer) -> None:
-        """Every rank that shares the model must call it: pipeline stages send each other their weights."""
-        stage = trainer.model
-        if stage.pre_process and stage.post_process:
-            self._model = stage
-            return
-        if self._model is None:
-            self._model = build_whole_model(trainer.model_config)
-        hf.load(self._model, trainer.model_config, hf.export(stage, trainer.model_config))
+        """Raises ValueError where this rank has only some of the model's layers."""
+        if not (trainer.model.pre_process and trainer.model.post_process):
+            raise ValueError(
+                "--pipeline-model-parallel-size: the megatron engine samples with all layers on a rank; leave it at 1"
+            )
+        self._model = trainer.model
 
     @torch.inference_mode()
     def generate(

@@ -26,43 +26,30 @@ def job(directory: Path, size: int, words: Sequence[object]) -> list[Finished]:
     return [process.finish() for process in started]
 
 
-def check_job(desk: Path, base: Path, run: Path, size: int, words: Sequence[object]) -> None:
-    """A job with these settings trains as the process did that left `base`."""
-    first, *others = job(desk, size, (*words, "--output", run))
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [
+        (2, ("--balance-data",)),
+        (2, ("--context-parallel-size", 2, "--qkv-format", "thd")),
+    ],
+    ids=["DP 2", "CP 2"],
+)
+def test_several_processes_train_as_one_does(
+    desk: Path, base: Path, size: int, layout: tuple[object, ...], tmp_path: Path
+) -> None:
+    run = tmp_path / "job"
+    first, *others = job(desk, size, (*GDPO, *layout, "--output", run))
     assert [rank.status for rank in (first, *others)] == [0] * size, (first, others)
     assert "Report:" in first.out
     assert {rank.out + rank.err for rank in others} == {""}
     ours, theirs = (timeless(lines(path / "metrics.jsonl")) for path in (run, base))
-    assert len(ours) == len(theirs) > 3
+    assert len(ours) == len(theirs) == 7
     for record, expected in zip(ours, theirs, strict=True):
         assert record.pop("phase") == expected.pop("phase")
         assert record == pytest.approx(expected, rel=1e-3, abs=1e-5)
     weights, expected = (load_file(path / "export" / "model.safetensors") for path in (run, base))
-    assert {name: tensor.shape for name, tensor in weights.items()} == {
-        name: tensor.shape for name, tensor in expected.items()
-    }
+    assert weights.keys() == expected.keys()
     assert max((weights[name] - expected[name]).abs().max() for name in weights) < 1e-4
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [("--balance-data",), ("--context-parallel-size", 2, "--qkv-format", "thd")],
-    ids=["DP 2", "CP 2"],
-)
-def test_several_processes_train_as_one_does(
-    desk: Path, base: Path, layout: tuple[object, ...], tmp_path: Path
-) -> None:
-    check_job(desk, base, tmp_path / "job", 2, (*GDPO, *layout))
-
-
-def test_processes_that_share_the_model_train_as_one_does(desk: Path, tmp_path: Path) -> None:
-    """The vocabulary of 107 ids is one that two ranks cannot share evenly."""
-    words = (*GDPO, "--num-layers", 2, "--num-query-groups", 2, "--num-rollout", 2)
-    assert relax(desk, "train", *words, "--output", tmp_path / "one").status == 0
-    for flag in ("--tensor-model-parallel-size", "--pipeline-model-parallel-size"):
-        check_job(desk, tmp_path / "one", tmp_path / flag.strip("-"), 2, (*words, flag, 2))
-    sampled = relax(desk, "sample", tmp_path / "pipeline-model-parallel-size", "1+1=")
-    assert (sampled.status, sampled.err) == (0, "")
 
 
 def test_a_job_goes_on_in_one_process(desk: Path, base: Path, tmp_path: Path) -> None:
@@ -87,7 +74,6 @@ def test_layouts_that_do_not_fit_are_refused(desk: Path) -> None:
         assert rank.status != 0  # one key-value head is not shared by two
         assert "key-value heads (--num-query-groups)" in rank.err
     assert not (desk / "split").exists()
-    for rank in job(desk, 2, (*GDPO, "--pipeline-model-parallel-size", 2, "--output", "split")):
-        assert rank.status != 0
-        assert "does not divide the 1 layers (--num-layers)" in rank.err
-    assert not (desk / "split").exists()
+    refused = relax(desk, "train", *GDPO, "--pipeline-model-parallel-size", 2, "--output", "split")
+    assert refused.status == 2
+    assert "--pipeline-model-parallel-size 2: not available yet" in refused.err
