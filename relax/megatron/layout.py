@@ -40,10 +40,6 @@ class Layout:
         """How many data-parallel replicas `world_size` processes make."""
         return world_size // self.replica
 
-    def vocabulary(self, size: int) -> int:
-        """Rows of an embedding of `size` token ids: as many on every tensor-parallel rank, the last of them padding."""
-        return -(-size // self.tensor) * self.tensor
-
     def job_faults(self, world_size: int) -> Iterator[str]:
         """A line for each reason why `world_size` processes cannot be laid out like this."""
         too_small = [f"{flag} {size}: must be at least 1" for flag, size in self._sizes() if size < 1]
@@ -58,13 +54,11 @@ class Layout:
             "query heads (--num-attention-heads)": model.num_attention_heads,
             "key-value heads (--num-query-groups)": model.num_query_groups,
             "columns of the feed-forward layers (--ffn-hidden-size)": model.ffn_hidden_size,
+            "token ids of the vocabulary": model.vocab_size,
         }
         for part, amount in parts.items():
             if amount % self.tensor:
                 yield f"{_TENSOR} {self.tensor}: does not divide the {amount} {part}"
-        rows = self.vocabulary(model.vocab_size) // self.tensor
-        if rows * (self.tensor - 1) >= model.vocab_size:
-            yield f"{_TENSOR} {self.tensor}: leaves a rank without any of the {model.vocab_size} token ids"
         if model.num_layers % self.pipeline:
             yield f"{_PIPELINE} {self.pipeline}: does not divide the {model.num_layers} layers (--num-layers)"
 

@@ -104,11 +104,6 @@ def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig
     layout.check_model(config)
     if faults := list(transformer_engine.faults(config)):
         raise ValueError("; ".join(faults))
-
-    def draw_embedding(weight: Tensor) -> None:
-        # As without padding, so that what is drawn after it is the same on every layout.
-        weight.zero_()[: config.vocab_size].normal_(std=TransformerConfig.init_method_std)
-
     return TransformerConfig(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -133,7 +128,6 @@ def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig
         attention_dropout=0.0,
         hidden_dropout=0.0,
         use_cpu_initialization=True,
-        embedding_init_method=draw_embedding,
         # Losses arrive weighted: Megatron must add up micro-batches and ranks, not average them.
         calculate_per_token_loss=True,
         bf16=config.bf16,
@@ -155,9 +149,6 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     computed, as [1, selected, vocabulary]; None asks for all, as [batch, time, vocabulary]. With `labels`, the tokens
     [selected] that follow those places, what comes is not the logits but what `read` makes of them.
 
-    Tensor-parallel ranks hold as many rows of the vocabulary each. The padding that this may take has no part in
-    anything: no logit, no probability, no gradient.
-
     With several pipeline stages this is the one that `parallel_state` says, unless `layout` has the stages in one:
     ids are read by the first stage only, and other stages than the last return hidden states.
     """
@@ -171,7 +162,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
                 recompute=config.recompute_activations,
                 modules=LOCAL if config.transformer_impl == "local" else transformer_engine.modules(),
             ),
-            vocab_size=layout.vocabulary(config.vocab_size),
+            vocab_size=config.vocab_size,
             max_sequence_length=config.max_position_embeddings,
             pre_process=whole or parallel_state.is_pipeline_first_stage(),
             post_process=whole or parallel_state.is_pipeline_last_stage(),
@@ -180,7 +171,6 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             rotary_base=config.rotary_base,
         )
         self.temperature = 1.0
-        self.num_ids = config.vocab_size
         if config.rope_scaling is not None:
             self.rotary_pos_emb.inv_freq = config.rope_scaling.apply(self.rotary_pos_emb.inv_freq)
         self.rotary_pos_emb.cp_group = None  # positions are data here: what Megatron derives from the rank is not used
@@ -208,17 +198,13 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             if labels is not None:
                 return self.read(hidden_states, labels)
         result: Tensor = super()._postprocess(hidden_states=hidden_states, labels=None, **kwargs)
-        return result[..., : self.num_ids] if result.shape[-1] == self.vocab_size else result
+        return result
 
     def read(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Log-prob of each label, and the entropy there, of softmax(logits / `temperature`): [2, selected], in nats."""
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-        return torch.stack(
-            projected_statistics(
-                hidden.squeeze(1), weight, labels, vocab_size=self.num_ids, temperature=self.temperature
-            )
-        )
+        return torch.stack(projected_statistics(hidden.squeeze(1), weight, labels, temperature=self.temperature))
 
 
 def build_model(config: ModelConfig, seed: int) -> PolicyModel:

@@ -6,7 +6,6 @@ from typing import Final
 import attrs
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from relax.megatron.model import ModelConfig
 
@@ -20,8 +19,7 @@ class Rule:
 
     Several tensors follow each other along the first axis: a query, key and value group by group (`grouped`), as
     q q k v | q q k v | ..., others one whole after the other, where each rank's share is such a row of shares (its part
-    of the gate, then its part of the linear half). `axis` None: every tensor-parallel rank holds all. Where they cannot
-    share the first axis evenly, as it may be with a vocabulary, the last of them hold rows of zeros besides.
+    of the gate, then its part of the linear half). `axis` None: every tensor-parallel rank holds all.
     """
 
     megatron: str
@@ -48,16 +46,13 @@ class Rule:
         """What tensor-parallel rank `rank` of `size` holds of the whole Megatron tensor."""
         if self.axis is None or size == 1:
             return whole
-        if self.axis == 0:
-            whole = functional.pad(whole, (0, 0) * (whole.dim() - 1) + (0, -len(whole) % size))
         return self._blocks(whole).chunk(size, dim=self.axis + 1)[rank].flatten(0, 1)
 
     def assemble(self, shares: Sequence[Tensor]) -> Tensor:
         """The inverse of `cut`: the shares of all ranks, in order -> the whole Megatron tensor."""
         if self.axis is None or len(shares) == 1:
             return shares[0]
-        rows = sum(shape[0] for shape in self.hugging_face.values())
-        return torch.cat([self._blocks(share) for share in shares], dim=self.axis + 1).flatten(0, 1)[:rows]
+        return torch.cat([self._blocks(share) for share in shares], dim=self.axis + 1).flatten(0, 1)
 
     def _blocks(self, tensor: Tensor) -> Tensor:
         return tensor.view(1 if self.grouped else len(self.hugging_face), -1, *tensor.shape[1:])

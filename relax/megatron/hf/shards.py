@@ -89,7 +89,7 @@ def _check_complete(config: ModelConfig, stages: Mapping[Shard, Mapping[int, int
 
 
 def _check_even(config: ModelConfig, size: int) -> None:
-    for name in ("num_attention_heads", "ffn_hidden_size"):
+    for name in ("vocab_size", "num_attention_heads", "ffn_hidden_size"):
         if getattr(config, name) % size:
             raise ValueError(f"{name} {getattr(config, name)} cannot be shared evenly by {size} tensor-parallel ranks")
     # Megatron gives a rank whole groups, or several ranks a group.
