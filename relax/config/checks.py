@@ -16,7 +16,6 @@ UNAVAILABLE: Final[Mapping[str, str]] = {
     "fully_async": "not available yet; leave it out: rollout and training take turns",
     "max_staleness": "not available yet; leave it at 0: samples are trained on by the weights that sampled them",
     "num_iters_per_train_update": "not available yet; leave it at 1: a batch reaches the trainer whole",
-    "pipeline_model_parallel_size": "not available yet; leave it at 1: samples come from whole models",
     "debug_rollout_only": "not available yet; 'relax sample' and 'relax eval' sample without training",
     "debug_train_only": "not available yet; '--loss-type sft' trains without sampling",
 }

@@ -1,5 +1,6 @@
 """The parts of a Megatron transformer layer that are ours: core attention, rotation before caching, the layer spec."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from typing import Final
@@ -14,6 +15,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.utils import init_method_normal
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -194,7 +196,22 @@ class RotatedSelfAttention(SelfAttention):  # type: ignore[misc]
 
 
 class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """Megatron's column-parallel projection; where there is neither gradient nor another rank, its product alone."""
+    """Megatron's column-parallel projection; where there is neither gradient nor another rank, its product alone.
+
+    Drawn by itself: `config.init_method`, of which Megatron makes no other use, is that of the vocabulary's rows.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        config: TransformerConfig,
+        init_method: Callable[[Tensor], None],
+        **kwargs: object,
+    ) -> None:
+        drawn = init_method_normal(config.init_method_std)
+        super().__init__(input_size, output_size, config=config, init_method=drawn, **kwargs)
 
     def forward(self, input_: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         return _product(self, input_) or super().forward(input_, *args, **kwargs)

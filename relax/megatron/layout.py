@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import attrs
 from megatron.core import parallel_state
 
+from relax.megatron import vocabulary
+
 if TYPE_CHECKING:
     from relax.megatron.model import ModelConfig
 
@@ -54,11 +56,12 @@ class Layout:
             "query heads (--num-attention-heads)": model.num_attention_heads,
             "key-value heads (--num-query-groups)": model.num_query_groups,
             "columns of the feed-forward layers (--ffn-hidden-size)": model.ffn_hidden_size,
-            "token ids of the vocabulary": model.vocab_size,
         }
         for part, amount in parts.items():
             if amount % self.tensor:
                 yield f"{_TENSOR} {self.tensor}: does not divide the {amount} {part}"
+        if not vocabulary.suffices(model.vocab_size, self.tensor):
+            yield f"{_TENSOR} {self.tensor}: leaves a rank without any of the {model.vocab_size} token ids"
         if model.num_layers % self.pipeline:
             yield f"{_PIPELINE} {self.pipeline}: does not divide the {model.num_layers} layers (--num-layers)"
 

@@ -1,8 +1,8 @@
 """The policy: a Megatron-core GPTModel of one of the architectures Qwen3, Qwen2 and Llama."""
 
-import re
 from collections.abc import Callable
-from typing import Literal, TypeVar, get_args
+from functools import partial
+from typing import Final, Literal, TypeVar, get_args
 
 import attrs
 import torch
@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from relax.megatron import shim, transformer_engine
+from relax.megatron import shim, stages, transformer_engine, vocabulary
 from relax.megatron.kernels import Rotation
 from relax.megatron.layers import LOCAL, layer_spec
 from relax.megatron.layout import Layout
@@ -24,6 +24,7 @@ Architecture = Literal["qwen3", "qwen2", "llama"]
 TransformerImpl = Literal["local", "transformer_engine"]
 
 M = TypeVar("M", bound="PolicyModel")
+_INIT_STD: Final = 0.02  # Megatron's default
 _positive = validators.gt(0)
 _positive_float = validators.gt(0.0)
 
@@ -128,6 +129,8 @@ def transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig
         attention_dropout=0.0,
         hidden_dropout=0.0,
         use_cpu_initialization=True,
+        init_method=partial(vocabulary.draw, vocab_size=config.vocab_size, std=_INIT_STD),
+        init_method_std=_INIT_STD,
         # Losses arrive weighted: Megatron must add up micro-batches and ranks, not average them.
         calculate_per_token_loss=True,
         bf16=config.bf16,
@@ -162,7 +165,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
                 recompute=config.recompute_activations,
                 modules=LOCAL if config.transformer_impl == "local" else transformer_engine.modules(),
             ),
-            vocab_size=config.vocab_size,
+            vocab_size=layout.tensor * vocabulary.rows(config.vocab_size, layout.tensor),
             max_sequence_length=config.max_position_embeddings,
             pre_process=whole or parallel_state.is_pipeline_first_stage(),
             post_process=whole or parallel_state.is_pipeline_last_stage(),
@@ -170,6 +173,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             position_embedding_type="rope",
             rotary_base=config.rotary_base,
         )
+        self.vocab_size = config.vocab_size  # from here on without the padding
         self.temperature = 1.0
         if config.rope_scaling is not None:
             self.rotary_pos_emb.inv_freq = config.rope_scaling.apply(self.rotary_pos_emb.inv_freq)
@@ -198,48 +202,46 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             if labels is not None:
                 return self.read(hidden_states, labels)
         result: Tensor = super()._postprocess(hidden_states=hidden_states, labels=None, **kwargs)
-        return result
+        return result[..., : self.vocab_size] if self.post_process else result
 
     def read(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Log-prob of each label, and the entropy there, of softmax(logits / `temperature`): [2, selected], in nats."""
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-        return torch.stack(projected_statistics(hidden.squeeze(1), weight, labels, temperature=self.temperature))
+        found = projected_statistics(
+            hidden.squeeze(1), weight, labels, vocab_size=self.vocab_size, temperature=self.temperature
+        )
+        return torch.stack(found)
+
+    def sharded_state_dict(self, prefix: str = "", *args: object, **kwargs: object) -> dict[str, object]:
+        """Megatron's, with the rows of the vocabulary as they are without padding."""
+        state: dict[str, object] = super().sharded_state_dict(prefix, *args, **kwargs)
+        for name in (f"{prefix}{stages.EMBEDDING}", f"{prefix}{stages.OUTPUT}"):
+            if name in state:
+                state[name] = vocabulary.without_padding(state[name], self.vocab_size)
+        return state
 
 
-def build_model(config: ModelConfig, seed: int) -> PolicyModel:
+def build_model(config: ModelConfig, seed: int, *, whole: bool = False) -> PolicyModel:
     """A policy with freshly drawn weights; see `drawn`."""
-    return drawn(PolicyModel, config, seed)
+    return drawn(PolicyModel, config, seed, whole=whole)
 
 
-def drawn(kind: Callable[[ModelConfig, Layout], M], config: ModelConfig, seed: int) -> M:
+def drawn(kind: Callable[[ModelConfig, Layout], M], config: ModelConfig, seed: int, *, whole: bool = False) -> M:
     """A model with freshly drawn weights, the same for a seed on every device, layout and call.
 
     Leaves the global random state as it was. Must run inside `megatron_process`. With several pipeline stages each
-    draws the weights of all and keeps its own.
+    draws the weights of all and keeps its own, or, for a `whole` model, all of them.
     """
     layout = Layout.current()
     with torch.random.fork_rng(devices=[]), shim.cpu_for_cuda():
         torch.manual_seed(seed)
-        whole = kind(config, attrs.evolve(layout, pipeline=1))
-        model: M = (whole if layout.pipeline == 1 else _stage_of(whole, kind(config, layout))).to(shim.device())
+        model = kind(config, attrs.evolve(layout, pipeline=1))
+        if layout.pipeline > 1 and not whole:
+            stage = kind(config, layout)
+            stages.take_share(stage, model)
+            model = stage
+        model = model.to(shim.device())
     for parameter in model.parameters():  # and not the tables of RoPE, which stay as exact as they are
         parameter.data = parameter.data.to(config.dtype)
     return model
-
-
-@torch.no_grad()
-def _stage_of(whole: M, stage: M) -> M:
-    """`stage` with its share of the weights of `whole`."""
-    weights = dict(whole.named_parameters())
-    # A tied output layer has weights of its own where the embedding is on another stage.
-    weights.setdefault("output_layer.weight", weights["embedding.word_embeddings.weight"])
-    first = parallel_state.get_pipeline_model_parallel_rank() * len(stage.decoder.layers)
-    for name, parameter in stage.named_parameters():
-        parameter.copy_(weights[_moved(name, first)])
-    return stage
-
-
-def _moved(name: str, layers: int) -> str:
-    """The name of a parameter, its layer counted from that many layers earlier."""
-    return re.sub(r"(?<=^decoder\.layers\.)\d+", lambda number: str(int(number[0]) + layers), name)

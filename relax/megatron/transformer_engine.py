@@ -20,6 +20,7 @@ from megatron.core.extensions.transformer_engine import (
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import init_method_normal
 from torch import Tensor
 
 from relax.megatron import context
@@ -50,9 +51,17 @@ def modules() -> Modules:
     saves nothing, and this way weights have the same names under both implementations, so that checkpoints and Hugging
     Face files fit either.
     """
+
+    class ColumnLinear(TEColumnParallelLinear):  # type: ignore[misc]
+        """Drawn by itself, as the local one is."""
+
+        def __init__(self, *args: object, config: TransformerConfig, init_method: object, **kwargs: object) -> None:
+            drawn = init_method_normal(config.init_method_std)
+            super().__init__(*args, config=config, init_method=drawn, **kwargs)
+
     return Modules(
         norm=TENorm,
-        column_linear=TEColumnParallelLinear,
+        column_linear=ColumnLinear,
         row_linear=TERowParallelLinear,
         activation=TEActivationOp or SwiGLU,
         core_attention=FusedAttention,

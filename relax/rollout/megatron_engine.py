@@ -1,4 +1,7 @@
-"""Sampling with the training model itself, through Megatron's inference context: no second copy of the weights."""
+"""Sampling with the training model itself, through Megatron's inference context: no second copy of the weights.
+
+Only a model that is cut into pipeline stages has one: its tokens would pass all stages one at a time.
+"""
 
 from collections.abc import Sequence
 
@@ -7,25 +10,29 @@ from megatron.core.inference.contexts.static_context import StaticInferenceConte
 from torch import Tensor
 
 from relax.data.samples import Completion
-from relax.megatron.model import PolicyModel
+from relax.megatron import stages
+from relax.megatron.model import PolicyModel, build_model
 from relax.megatron.trainer import Trainer
 from relax.rollout.engine import sample
 
 
 class MegatronEngine:
-    """Reads the trainer's weights where they are: `update_weights` only remembers the model."""
+    """Reads the trainer's weights where they are: `update_weights` only remembers the model.
+
+    With several pipeline stages it fills a model with all layers instead, on every rank, and all ranks sample the same.
+    """
 
     def __init__(self, end_ids: Sequence[int]) -> None:
         self.end_ids = end_ids
         self._model: PolicyModel | None = None
 
     def update_weights(self, trainer: Trainer) -> None:
-        """Raises ValueError where this rank has only some of the model's layers."""
-        if not (trainer.model.pre_process and trainer.model.post_process):
-            raise ValueError(
-                "--pipeline-model-parallel-size: the megatron engine samples with all layers on a rank; leave it at 1"
-            )
-        self._model = trainer.model
+        if trainer.model.pre_process and trainer.model.post_process:
+            self._model = trainer.model
+            return
+        if self._model is None:
+            self._model = build_model(trainer.model_config, 0, whole=True).requires_grad_(False)
+        stages.gather(trainer.model, self._model)
 
     @torch.inference_mode()
     def generate(

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from relax.megatron import hf
 from relax.megatron.trainer import Trainer
 
-VOCABULARY = 300
+VOCABULARY = 301
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

@@ -13,7 +13,7 @@ from relax.errors import RelaxError
 from relax.megatron import hf
 from relax.megatron.rope import Llama3Scaling
 from relax.megatron.trainer import Trainer
-from tests.megatron.checkpoints import LLAMA3, edit_config, make
+from tests.megatron.checkpoints import LLAMA3, VOCABULARY, edit_config, make
 
 
 def message_of(directory: Path) -> str:
@@ -102,7 +102,7 @@ def test_all_tensors_that_do_not_fit_are_listed_with_their_files(tmp_path: Path)
     edit(tmp_path / index[bias], lambda tensors: tensors.update({"score.weight": torch.zeros(1)}))
     edit(
         tmp_path / index["lm_head.weight"],
-        lambda tensors: tensors.update({"lm_head.weight": torch.zeros(300, 32).to(torch.int8)}),
+        lambda tensors: tensors.update({"lm_head.weight": torch.zeros(VOCABULARY, 32).to(torch.int8)}),
     )
     head, *faults = message_of(tmp_path).splitlines()
     assert head == ": these weights do not fit config.json:"

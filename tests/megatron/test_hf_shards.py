@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from relax.megatron.hf.shards import Shard, shapes, to_hugging_face, to_megatron, whole
 from relax.megatron.model import ModelConfig
+from relax.megatron.stages import OUTPUT
 from tests.megatron.conftest import ARCHITECTURES, MODEL, MODELS
 
 LAYER = "decoder.layers.0."
@@ -95,6 +96,21 @@ def test_the_vocabulary_is_cut_as_megatron_cuts_it() -> None:
         assert torch.equal(ours, state["model.embed_tokens.weight"][first:last])
 
 
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_a_vocabulary_that_ranks_do_not_divide_ends_with_zeros(tie_embeddings: bool) -> None:
+    config = attrs.evolve(MODEL, vocab_size=13, num_query_groups=4, tie_embeddings=tie_embeddings)
+    state = state_of(config)
+    held = held_by(config, state, 4)
+    for name, ours in (("model.embed_tokens.weight", "embedding.word_embeddings.weight"), ("lm_head.weight", OUTPUT)):
+        if name in state:
+            assert torch.equal(torch.cat([part[ours] for part in held])[:13], state[name])
+            assert [len(part[ours]) for part in held] == [4] * 4
+            assert not held[3][ours][1:].any()
+    pieces = [attrs.evolve(whole(config), tensor_rank=rank, tensor_size=4) for rank in range(4)]
+    back = together(config, list(zip(pieces, held, strict=True)))
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+
+
 def test_gate_and_linear_half_lie_where_megatron_expects_them() -> None:
     """Megatron says at which place of the whole [gate; linear] each half of a rank's tensor belongs."""
     state = state_of(MODEL)
@@ -141,7 +157,9 @@ def test_what_ranks_compute_adds_up_to_what_the_whole_computes(config: ModelConf
 
 def test_widths_that_ranks_cannot_share_are_refused() -> None:
     state = state_of(MODEL)
-    with pytest.raises(ValueError, match="vocab_size 40 cannot be shared evenly by 3 tensor-parallel ranks"):
+    with pytest.raises(ValueError, match="num_attention_heads 4 cannot be shared evenly by 3 tensor-parallel ranks"):
         held_by(MODEL, state, 3)
+    with pytest.raises(ValueError, match="vocab_size 6 is too small for 4 tensor-parallel ranks"):
+        held_by(attrs.evolve(MODEL, vocab_size=6), state, 4)  # 2 + 2 + 2 + 0
     held = held_by(attrs.evolve(MODEL, num_query_groups=1), state_of(attrs.evolve(MODEL, num_query_groups=1)), 2)
     assert held[0][QKV].shape[0] == (4 + 2) * MODEL.kv_channels // 2  # two ranks share a group, as Megatron has it

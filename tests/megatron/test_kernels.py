@@ -88,7 +88,11 @@ def test_logits_come_in_chunks_and_change_nothing(chunk: int) -> None:
 
     expected = run(lambda states, matrix: token_statistics(states @ matrix.t() / 0.7, targets))
     with Largest() as largest:
-        found = run(lambda states, matrix: projected_statistics(states, matrix, targets, temperature=0.7, chunk=chunk))
+        found = run(
+            lambda states, matrix: projected_statistics(
+                states, matrix, targets, vocab_size=50, temperature=0.7, chunk=chunk
+            )
+        )
     for ours, whole in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, whole, rtol=1e-12, atol=1e-12)
     # Nothing larger than a chunk (one row of logits at least) or than the weights and states that were there before.

@@ -16,19 +16,19 @@ def test_replicas_are_what_the_model_leaves() -> None:
 
 
 def test_every_part_that_cannot_be_split_is_named_at_once() -> None:
-    model = attrs.evolve(MODEL, num_layers=3, num_attention_heads=6, num_query_groups=3, vocab_size=39)
+    model = attrs.evolve(MODEL, num_layers=3, num_attention_heads=6, num_query_groups=3, vocab_size=6)
     with pytest.raises(ValueError, match="does not fit the model") as refused:
         Layout(tensor=4, pipeline=2).check_model(model)
     message = str(refused.value)
     for fault in (
         "--tensor-model-parallel-size 4: does not divide the 6 query heads (--num-attention-heads)",
         "does not divide the 3 key-value heads (--num-query-groups)",
-        "does not divide the 39 token ids of the vocabulary",
+        "--tensor-model-parallel-size 4: leaves a rank without any of the 6 token ids",
         "--pipeline-model-parallel-size 2: does not divide the 3 layers (--num-layers)",
     ):
         assert fault in message
     assert "ffn" not in message  # 48 columns divide by 4
-    Layout(tensor=3, pipeline=3, context=5).check_model(model)
+    Layout(tensor=3, pipeline=3, context=5).check_model(attrs.evolve(model, vocab_size=40))  # 14 + 14 + 12
 
 
 def test_sizes_below_one_are_refused() -> None:

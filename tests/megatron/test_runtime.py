@@ -106,22 +106,25 @@ log_probs, entropy = plain[range(7), targets], -(plain.exp() * plain).sum(-1)
 (weights[0] * log_probs + weights[1] * entropy).sum().backward()
 
 shard = whole.detach()[:, 5 * rank : 5 * rank + 5].clone().requires_grad_()
-ours = token_statistics(shard, targets)
+ours = token_statistics(shard, targets, start=5 * rank)
 (weights[0] * ours[0] + weights[1] * ours[1]).sum().backward()
 torch.testing.assert_close(ours, (log_probs.detach(), entropy.detach()), atol=1e-12, rtol=0)
 torch.testing.assert_close(shard.grad, whole.grad[:, 5 * rank : 5 * rank + 5], atol=1e-12, rtol=0)
 
 hidden, weight = (torch.randn(n, 6, generator=generator, dtype=torch.float64).requires_grad_() for n in (7, 10))
-plain = (hidden @ weight.T / 0.7).log_softmax(-1)
-log_probs, entropy = plain[range(7), targets], -(plain.exp() * plain).sum(-1)
-(weights[0] * log_probs + weights[1] * entropy).sum().backward()
-for chunk in (1, 10, 10_000):
-    states, rows = (part.detach().clone().requires_grad_() for part in (hidden, weight[5 * rank : 5 * rank + 5]))
-    ours = projected_statistics(states, rows, targets, temperature=0.7, chunk=chunk)
-    (weights[0] * ours[0] + weights[1] * ours[1]).sum().backward()
-    torch.testing.assert_close(ours, (log_probs.detach(), entropy.detach()), atol=1e-12, rtol=0)
-    torch.testing.assert_close(states.grad, hidden.grad, atol=1e-12, rtol=0)
-    torch.testing.assert_close(rows.grad, weight.grad[5 * rank : 5 * rank + 5], atol=1e-12, rtol=0)
+for words in (10, 9):  # rank 1 has a row of padding then; 4 tokens of rank 0 are 20 logits, 5 of rank 1
+    hidden.grad = weight.grad = None
+    targets = targets.clamp(max=words - 1)
+    plain = (hidden @ weight[:words].T / 0.7).log_softmax(-1)
+    log_probs, entropy = plain[range(7), targets], -(plain.exp() * plain).sum(-1)
+    (weights[0] * log_probs + weights[1] * entropy).sum().backward()
+    for chunk in (1, 10, 20, 10_000):
+        states, rows = (part.detach().clone().requires_grad_() for part in (hidden, weight[5 * rank : 5 * rank + 5]))
+        ours = projected_statistics(states, rows, targets, vocab_size=words, temperature=0.7, chunk=chunk)
+        (weights[0] * ours[0] + weights[1] * ours[1]).sum().backward()
+        torch.testing.assert_close(ours, (log_probs.detach(), entropy.detach()), atol=1e-12, rtol=0)
+        torch.testing.assert_close(states.grad, hidden.grad, atol=1e-12, rtol=0)
+        torch.testing.assert_close(rows.grad, weight.grad[5 * rank : 5 * rank + 5], atol=1e-12, rtol=0)
 """
 
 

@@ -1,16 +1,16 @@
 """Which Hugging Face tensors make up which Megatron tensor, and how ranks share it: one table, read both ways."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
 import attrs
 import torch
 from torch import Tensor
 
+from relax.megatron import vocabulary
 from relax.megatron.model import ModelConfig
+from relax.megatron.stages import EMBEDDING, OUTPUT
 
 Shape = tuple[int, ...]
-OUTPUT: Final = "output_layer.weight"
 
 
 @attrs.frozen
@@ -19,7 +19,8 @@ class Rule:
 
     Several tensors follow each other along the first axis: a query, key and value group by group (`grouped`), as
     q q k v | q q k v | ..., others one whole after the other, where each rank's share is such a row of shares (its part
-    of the gate, then its part of the linear half). `axis` None: every tensor-parallel rank holds all.
+    of the gate, then its part of the linear half). `axis` None: every tensor-parallel rank holds all. Where they do
+    not divide the rows of a vocabulary, the last rank's are filled up with zeros.
     """
 
     megatron: str
@@ -46,13 +47,15 @@ class Rule:
         """What tensor-parallel rank `rank` of `size` holds of the whole Megatron tensor."""
         if self.axis is None or size == 1:
             return whole
-        return self._blocks(whole).chunk(size, dim=self.axis + 1)[rank].flatten(0, 1)
+        shares = [share.flatten(0, 1) for share in self._blocks(whole).chunk(size, dim=self.axis + 1)]
+        return vocabulary.filled_up(shares[rank], len(shares[0]))
 
     def assemble(self, shares: Sequence[Tensor]) -> Tensor:
         """The inverse of `cut`: the shares of all ranks, in order -> the whole Megatron tensor."""
         if self.axis is None or len(shares) == 1:
             return shares[0]
-        return torch.cat([self._blocks(share) for share in shares], dim=self.axis + 1).flatten(0, 1)
+        together = torch.cat([self._blocks(share) for share in shares], dim=self.axis + 1).flatten(0, 1)
+        return together[: sum(shape[0] for shape in self.hugging_face.values())]
 
     def _blocks(self, tensor: Tensor) -> Tensor:
         return tensor.view(1 if self.grouped else len(self.hugging_face), -1, *tensor.shape[1:])
@@ -61,7 +64,7 @@ class Rule:
 def embedding_rule(config: ModelConfig) -> Rule:
     """The input embedding."""
     shape = (config.vocab_size, config.hidden_size)
-    return Rule("embedding.word_embeddings.weight", {"model.embed_tokens.weight": shape}, axis=0)
+    return Rule(EMBEDDING, {"model.embed_tokens.weight": shape}, axis=0)
 
 
 def layer_rules(config: ModelConfig, place: int, layer: int) -> Iterator[Rule]:

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 from torch import Tensor
 
-from relax.megatron.hf.rules import OUTPUT, Rule, Shape, embedding_rule, layer_rules, output_rules
+from relax.megatron import vocabulary
+from relax.megatron.hf.rules import Rule, Shape, embedding_rule, layer_rules, output_rules
 from relax.megatron.model import ModelConfig
+from relax.megatron.stages import OUTPUT
 
 Fetch = Callable[[str, Sequence[int]], Sequence[Tensor]]
 
@@ -89,7 +91,9 @@ def _check_complete(config: ModelConfig, stages: Mapping[Shard, Mapping[int, int
 
 
 def _check_even(config: ModelConfig, size: int) -> None:
-    for name in ("vocab_size", "num_attention_heads", "ffn_hidden_size"):
+    if not vocabulary.suffices(config.vocab_size, size):
+        raise ValueError(f"vocab_size {config.vocab_size} is too small for {size} tensor-parallel ranks")
+    for name in ("num_attention_heads", "ffn_hidden_size"):
         if getattr(config, name) % size:
             raise ValueError(f"{name} {getattr(config, name)} cannot be shared evenly by {size} tensor-parallel ranks")
     # Megatron gives a rank whole groups, or several ranks a group.
