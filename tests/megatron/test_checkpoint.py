@@ -110,6 +110,8 @@ def test_a_checkpoint_that_does_not_fit_or_is_broken_is_refused(make_trainer: Ma
     path = checkpoint.save(tmp_path, make_trainer(), {}, step=1, keep=1)
     with pytest.raises(checkpoint.CheckpointError, match="could not load checkpoint"):
         checkpoint.load(path, make_trainer(attrs.evolve(MODEL, ffn_hidden_size=64)))
+    with pytest.raises(checkpoint.CheckpointError, match=r"could not load checkpoint.*word_embeddings"):
+        checkpoint.load(path, make_trainer(attrs.evolve(MODEL, vocab_size=MODEL.vocab_size - 1)))
     (path / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(checkpoint.CheckpointError, match="could not load checkpoint"):
         checkpoint.load(path, make_trainer())
