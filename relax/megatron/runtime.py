@@ -47,6 +47,8 @@ def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float =
     with agreement.joined(store, rank, size, timeout_s=timeout_s), warnings.catch_warnings():
         # Megatron calls collectives by names that torch is about to retire: nothing that a user could mend.
         warnings.filterwarnings("ignore", message=r"`torch\.distributed\..*is deprecated", category=FutureWarning)
+        if not on_gpu:  # and this is advice on CUDA's queues
+            warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS", category=UserWarning)
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=timeout
         )

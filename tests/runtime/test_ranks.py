@@ -1,9 +1,12 @@
 """`relax train` in several processes: the numbers of one process, told and written once."""
 
 import os
+import re
 import shutil
+import signal
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,19 +14,23 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runtime.conftest import GDPO
-from tests.runtime.launch import Finished, lines, relax, start, timeless
+from tests.runtime.launch import Finished, Started, lines, relax, start, timeless
+from tests.runtime.test_resume import assert_same
 
 
 def be_rank(rank: int, size: int, port: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-def job(directory: Path, size: int, words: Sequence[object]) -> list[Finished]:
+def begin(directory: Path, size: int, words: Sequence[object]) -> list[Started]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    started = [start(directory, ("train", *words), partial(be_rank, rank, size, port)) for rank in range(size)]
-    return [process.finish() for process in started]
+    return [start(directory, ("train", *words), partial(be_rank, rank, size, port)) for rank in range(size)]
+
+
+def job(directory: Path, size: int, words: Sequence[object]) -> list[Finished]:
+    return [process.finish() for process in begin(directory, size, words)]
 
 
 @pytest.mark.parametrize(
@@ -73,25 +80,49 @@ def alone(desk: Path) -> Path:
     return desk / "alone"
 
 
-@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-def test_a_shared_model_is_trained_saved_resumed_and_exported(
-    desk: Path, alone: Path, kind: str, tmp_path: Path
+SOON = 20  # seconds within which a rank ends that has lost another; some 5 of them are the time limits that it has
+
+
+@pytest.mark.parametrize(
+    ("kind", "struck", "told"),
+    [
+        pytest.param("tensor", 1, "rank 1 was last seen at .* and shows no sign of life", id="TP 2, rank 1"),
+        pytest.param("pipeline", 0, "the store of the job is gone", id="PP 2, rank 0"),
+    ],
+)
+def test_a_shared_model_is_trained_killed_resumed_and_exported(
+    desk: Path,
+    alone: Path,
+    eventually: Callable[[Callable[[], bool]], None],
+    kind: str,
+    struck: int,
+    told: str,
+    tmp_path: Path,
 ) -> None:
-    """Interrupted after two rollouts and resumed, the run is that of one process; one process reads what it left."""
-    run = tmp_path / "job"
+    """As in one process, which reads what the job left; with a rank killed in the middle, as without, to the bit."""
+    run, broken = tmp_path / "job", tmp_path / "broken"
     shared = (*SHARED, f"--{kind}-model-parallel-size", 2, "--save-interval", 1)
     ranks = job(desk, 2, (*shared, "--output", run))
     assert [rank.status for rank in ranks] == [0, 0], ranks
     assert "Report:" in ranks[0].out
-    assert_close(run, alone, steps=4)
-    exported = (run / "export" / "model.safetensors").read_bytes()
-    shutil.rmtree(sorted((run / "checkpoints").iterdir())[-1])
-    resumed = job(desk, 2, ("--resume", run))
-    assert [rank.status for rank in resumed] == [0, 0], resumed
-    assert (run / "export" / "model.safetensors").read_bytes() == exported
+    assert ranks[1].out + ranks[1].err == ""
     assert_close(run, alone, steps=4)
     measured, expected = (relax(desk, "eval", directory) for directory in (run, alone))
     assert (measured.status, measured.out) == (0, expected.out), measured
+
+    started = begin(desk, 2, (*shared, "--output", broken))
+    metrics = broken / "metrics.jsonl"
+    eventually(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
+    started[struck].process.kill()
+    since = time.monotonic()
+    ended = [process.finish() for process in started]
+    assert time.monotonic() - since < SOON
+    assert ended[struck].status == -signal.SIGKILL
+    assert ended[1 - struck].status > 0
+    assert re.search(told, ended[1 - struck].err), ended[1 - struck].err
+    resumed = job(desk, 2, ("--resume", broken))
+    assert [rank.status for rank in resumed] == [0, 0], resumed
+    assert_same(broken, run)
 
 
 def test_a_job_goes_on_in_one_process(desk: Path, base: Path, tmp_path: Path) -> None:
