@@ -39,6 +39,8 @@ def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float =
     on_gpu = torch.cuda.is_available()
     flushed = _flushes_denormals()
     if on_gpu:
+        # One queue to the device, read when CUDA starts: what is sent to other tensor ranks overtakes nothing then.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     timeout = timedelta(seconds=timeout_s)
     store, rank, size = HashStore(), 0, 1

@@ -78,7 +78,7 @@ def test_its_context_ranks_take_the_local_step(qkv_format: Format) -> None:
 @needs_te
 def test_sampling_reports_the_log_probs_of_its_training() -> None:
     _, trainer = pair("bshd")
-    engine, prompt = MegatronEngine(eos_id=VOCABULARY), (1, 2, 3)
+    engine, prompt = MegatronEngine([VOCABULARY]), (1, 2, 3)
     engine.update_weights(trainer)
     generator = torch.Generator().manual_seed(0)
     (answers,) = engine.generate([prompt], n=4, max_new_tokens=6, temperature=1.0, generator=generator)

@@ -41,7 +41,7 @@ def said(sequences: Sequences, *, tied: bool) -> Said:
     trainer = Trainer(config, OPTIMIZER, seed=3, batching=Batching(micro_batch_size=4))
     fresh = {name: tensor.clone() for name, tensor in hf.export(trainer.model, config).items()}
     _sharpen(trainer.model)
-    engines = MegatronEngine(EOS), TransformersEngine(EOS)
+    engines = MegatronEngine([EOS]), TransformersEngine([EOS])
     groups = []
     for engine in engines:
         engine.update_weights(trainer)

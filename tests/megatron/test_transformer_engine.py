@@ -81,7 +81,7 @@ def test_context_ranks_hold_the_shares_that_megatron_gives_it() -> None:
 def _sampled(fused: bool) -> list[tuple[int, ...]]:
     with stand_ins.instead_of_local() if fused else nullcontext():
         trainer = build()
-    engine = MegatronEngine(eos_id=VOCABULARY)  # an id that is never drawn
+    engine = MegatronEngine([VOCABULARY])  # an id that is never drawn
     engine.update_weights(trainer)
     generator = torch.Generator().manual_seed(0)
     found = engine.generate([(1, 2, 3), (4,)], n=3, max_new_tokens=6, temperature=1.0, generator=generator)
