@@ -62,11 +62,7 @@ def sampled() -> list[list[Completion]]:
 
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(context=2), Layout(pipeline=2)], ids=str)
 def test_sampling_with_a_model_that_ranks_share(layout: Layout) -> None:
-    """The same tokens as of one process, on every rank; refused where a rank has not all layers."""
-    if layout.pipeline > 1:
-        with pytest.raises(AssertionError, match="all layers on a rank"):
-            jobs.run(2, layout, sampled)
-        return
+    """The same tokens as of one process, on every rank."""
     alone = sampled()
     for groups in jobs.run(2, layout, sampled):
         for ours, theirs in zip(chain(*groups), chain(*alone), strict=True):

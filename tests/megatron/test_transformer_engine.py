@@ -22,6 +22,7 @@ from relax.megatron.optimizer import OptimizerConfig
 from relax.megatron.trainer import MicroBatch, Trainer
 from relax.rollout.megatron_engine import MegatronEngine
 from relax.runtime import parts
+from relax.runtime.policy import Policy
 from tests.megatron import jobs, stand_ins
 from tests.megatron.conftest import MODEL, VOCABULARY
 
@@ -127,7 +128,8 @@ def test_the_flag_chooses_the_modules() -> None:
     with stand_ins.installed():
         layer = build_model(WANTED, 0).decoder.layers[0]
     assert type(layer.self_attention.core_attention.fused) is stand_ins.Attention
-    assert type(layer.self_attention.linear_qkv) is type(layer.mlp.linear_fc1) is stand_ins.ColumnLinear
+    assert isinstance(layer.self_attention.linear_qkv, stand_ins.ColumnLinear)
+    assert isinstance(layer.mlp.linear_fc1, stand_ins.ColumnLinear)
     assert type(layer.self_attention.linear_proj) is type(layer.mlp.linear_fc2) is stand_ins.RowLinear
     norms = layer.input_layernorm, layer.pre_mlp_layernorm, layer.self_attention.q_layernorm
     assert {type(norm) for norm in norms} == {stand_ins.Norm}
@@ -139,7 +141,7 @@ def test_what_is_missing_is_said() -> None:
         build_model(WANTED, 0)
     config = configure(recipe="arithmetic", transformer_impl="transformer_engine", bf16=True)
     with pytest.raises(ConfigError, match="needs a GPU") as refused:
-        parts.build(config, imitating=True)
+        parts.build(config, Policy.of(config), imitating=True)
     assert "cannot be imported" in str(refused.value)
 
 
