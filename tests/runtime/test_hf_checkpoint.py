@@ -149,7 +149,7 @@ FAULTS = {
     "no config": (2, ["--hf-checkpoint: broken: holds no config.json"]),
     "architecture": (2, ["broken/config.json: model_type 'mistral' is not supported; there are qwen3, qwen2, llama"]),
     "no tokenizer": (1, ["broken: holds no tokenizer", "--tokenizer"]),
-    "vocabulary": (1, ["broken: the tokenizer has", "but the model only 300"]),
+    "vocabulary": (1, ["broken: the tokenizer has", "but the model only 301"]),
     "no weights": (1, ["broken: holds neither model.safetensors nor"]),
     "sizes": (
         1,

@@ -83,6 +83,28 @@ def alone(desk: Path) -> Path:
 SOON = 20  # seconds within which a rank ends that has lost another; some 5 of them are the time limits that it has
 
 
+def share_a_model(desk: Path, kind: str, run: Path) -> tuple[object, ...]:
+    """A job of two ranks, which must end well, and its settings."""
+    shared = (*SHARED, f"--{kind}-model-parallel-size", 2, "--save-interval", 1)
+    ranks = job(desk, 2, (*shared, "--output", run))
+    assert [rank.status for rank in ranks] == [0, 0], ranks
+    assert "Report:" in ranks[0].out
+    assert ranks[1].out + ranks[1].err == ""
+    return shared
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_a_shared_model_is_trained_and_exported_as_in_one_process(
+    desk: Path, alone: Path, kind: str, tmp_path: Path
+) -> None:
+    share_a_model(desk, kind, tmp_path / "job")
+    assert_close(tmp_path / "job", alone, steps=4)
+    measured, expected = (relax(desk, "eval", directory) for directory in (tmp_path / "job", alone))
+    assert (measured.status, measured.out) == (0, expected.out), measured
+
+
+# On a crowded machine the surviving rank was once seen to wait for longer than this test does: not understood yet.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "struck", "told"),
     [
@@ -90,26 +112,17 @@ SOON = 20  # seconds within which a rank ends that has lost another; some 5 of t
         pytest.param("pipeline", 0, "the store of the job is gone", id="PP 2, rank 0"),
     ],
 )
-def test_a_shared_model_is_trained_killed_resumed_and_exported(
+def test_a_rank_that_shares_a_model_is_killed_and_the_run_resumed(
     desk: Path,
-    alone: Path,
     eventually: Callable[[Callable[[], bool]], None],
     kind: str,
     struck: int,
     told: str,
     tmp_path: Path,
 ) -> None:
-    """As in one process, which reads what the job left; with a rank killed in the middle, as without, to the bit."""
+    """As without, to the bit."""
     run, broken = tmp_path / "job", tmp_path / "broken"
-    shared = (*SHARED, f"--{kind}-model-parallel-size", 2, "--save-interval", 1)
-    ranks = job(desk, 2, (*shared, "--output", run))
-    assert [rank.status for rank in ranks] == [0, 0], ranks
-    assert "Report:" in ranks[0].out
-    assert ranks[1].out + ranks[1].err == ""
-    assert_close(run, alone, steps=4)
-    measured, expected = (relax(desk, "eval", directory) for directory in (run, alone))
-    assert (measured.status, measured.out) == (0, expected.out), measured
-
+    shared = share_a_model(desk, kind, run)
     started = begin(desk, 2, (*shared, "--output", broken))
     metrics = broken / "metrics.jsonl"
     eventually(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
