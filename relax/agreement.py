@@ -57,7 +57,8 @@ def gathering(work: str) -> Gather:
 def joined(store: Store, rank: int, size: int, *, timeout_s: float) -> Iterator[None]:
     """Makes `stage` an agreement of the `size` processes that share `store`; waits end after `timeout_s` seconds.
 
-    An error that leaves the block outside of every stage ends the next stage of the others.
+    An error that leaves the block outside of every stage ends the next stage of the others. Where it says that a
+    collective failed, it leaves as the `PeerLost` that tells who is gone.
     """
     global _job
     if size == 1:
@@ -70,7 +71,9 @@ def joined(store: Store, rank: int, size: int, *, timeout_s: float) -> Iterator[
             with _job.stage("the end of the job"):
                 pass
         except BaseException as error:
-            _job.publish(error, "a place outside of all stages")
+            verdict = _job.publish(error, "a place outside of all stages")
+            if isinstance(error, Exception) and _speaks_of_peers(error):
+                raise verdict.error() from error
             raise
         finally:
             _job.leave()

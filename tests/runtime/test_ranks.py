@@ -5,32 +5,48 @@ import re
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 
+import attrs
 import pytest
 from safetensors.torch import load_file
 
 from tests.runtime.conftest import GDPO
-from tests.runtime.launch import Finished, Started, lines, relax, start, timeless
+from tests.runtime.launch import Finished, lines, relax, start, timeless
 from tests.runtime.test_resume import assert_same
 
 
-def be_rank(rank: int, size: int, port: int) -> None:
+def be_rank(rank: int, size: int, port: int, dies: bool) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if dies:
+        die_in_third_step()
 
 
-def begin(directory: Path, size: int, words: Sequence[object]) -> list[Started]:
+def die_in_third_step() -> None:
+    """Killed where the other ranks wait for the gradient."""
+    from relax.megatron.learner import Learner
+
+    original, steps = Learner._step, count(1)
+
+    def step(self: Learner, metrics: dict[str, float]) -> object:
+        if next(steps) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, metrics)
+
+    Learner._step = step
+
+
+def job(directory: Path, size: int, words: Sequence[object], *, struck: int | None = None) -> list[Finished]:
+    """`relax train WORDS` in `size` processes, of which rank `struck` is killed in the middle."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return [start(directory, ("train", *words), partial(be_rank, rank, size, port)) for rank in range(size)]
-
-
-def job(directory: Path, size: int, words: Sequence[object]) -> list[Finished]:
-    return [process.finish() for process in begin(directory, size, words)]
+    prepared = [partial(be_rank, rank, size, port, rank == struck) for rank in range(size)]
+    started = [start(directory, ("train", *words), prepare) for prepare in prepared]
+    return [process.finish() for process in started]
 
 
 @pytest.mark.parametrize(
@@ -80,62 +96,61 @@ def alone(desk: Path) -> Path:
     return desk / "alone"
 
 
-SOON = 20  # seconds within which a rank ends that has lost another; some 5 of them are the time limits that it has
+@attrs.frozen
+class Job:
+    """An undisturbed run of two ranks that share a model: how it was called, what it left, what the ranks said."""
+
+    words: tuple[object, ...]
+    run: Path
+    ranks: Sequence[Finished]
 
 
-def share_a_model(desk: Path, kind: str, run: Path) -> tuple[object, ...]:
-    """A job of two ranks, which must end well, and its settings."""
-    shared = (*SHARED, f"--{kind}-model-parallel-size", 2, "--save-interval", 1)
-    ranks = job(desk, 2, (*shared, "--output", run))
-    assert [rank.status for rank in ranks] == [0, 0], ranks
-    assert "Report:" in ranks[0].out
-    assert ranks[1].out + ranks[1].err == ""
-    return shared
+@pytest.fixture(scope="module")
+def shared(desk: Path) -> Callable[[str], Job]:
+    """The run of which the ranks share matrices ("tensor") or layers ("pipeline")."""
+
+    @cache
+    def made(kind: str) -> Job:
+        words = (*SHARED, f"--{kind}-model-parallel-size", 2, "--save-interval", 1)
+        run = desk / f"shared-{kind}"
+        return Job(words, run, job(desk, 2, (*words, "--output", run)))
+
+    return made
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-def test_a_shared_model_is_trained_and_exported_as_in_one_process(
-    desk: Path, alone: Path, kind: str, tmp_path: Path
+def test_a_shared_model_is_trained_exported_and_measured_as_in_one_process(
+    desk: Path, alone: Path, shared: Callable[[str], Job], kind: str
 ) -> None:
-    share_a_model(desk, kind, tmp_path / "job")
-    assert_close(tmp_path / "job", alone, steps=4)
-    measured, expected = (relax(desk, "eval", directory) for directory in (tmp_path / "job", alone))
+    made = shared(kind)
+    assert [rank.status for rank in made.ranks] == [0, 0], made
+    assert "Report:" in made.ranks[0].out
+    assert made.ranks[1].out + made.ranks[1].err == ""
+    assert_close(made.run, alone, steps=4)
+    measured, expected = (relax(desk, "eval", run) for run in (made.run, alone))
     assert (measured.status, measured.out) == (0, expected.out), measured
 
 
-# On a crowded machine the surviving rank was once seen to wait for longer than this test does: not understood yet.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "struck", "told"),
     [
-        pytest.param("tensor", 1, "rank 1 was last seen at .* and shows no sign of life", id="TP 2, rank 1"),
-        pytest.param("pipeline", 0, "the store of the job is gone", id="PP 2, rank 0"),
+        pytest.param("pipeline", 1, "rank 1 .* shows no sign of life: stopped or gone", id="PP 2, rank 1"),
+        pytest.param("pipeline", 0, "store of the job is gone", id="PP 2, rank 0", marks=pytest.mark.slow),
+        pytest.param("tensor", 1, "rank 1 .* no sign of life", id="TP 2, rank 1", marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_shares_a_model_is_killed_and_the_run_resumed(
-    desk: Path,
-    eventually: Callable[[Callable[[], bool]], None],
-    kind: str,
-    struck: int,
-    told: str,
-    tmp_path: Path,
+def test_a_job_that_lost_a_rank_goes_on_to_the_same_bits(
+    desk: Path, shared: Callable[[str], Job], kind: str, struck: int, told: str, tmp_path: Path
 ) -> None:
-    """As without, to the bit."""
-    run, broken = tmp_path / "job", tmp_path / "broken"
-    shared = share_a_model(desk, kind, run)
-    started = begin(desk, 2, (*shared, "--output", broken))
-    metrics = broken / "metrics.jsonl"
-    eventually(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
-    started[struck].process.kill()
-    since = time.monotonic()
-    ended = [process.finish() for process in started]
-    assert time.monotonic() - since < SOON
+    """Killed in the middle of a step: the other rank says so, and what is resumed ends as what was not disturbed."""
+    undisturbed, run = shared(kind), tmp_path / "job"
+    ended = job(desk, 2, (*undisturbed.words, "--output", run), struck=struck)
     assert ended[struck].status == -signal.SIGKILL
     assert ended[1 - struck].status > 0
     assert re.search(told, ended[1 - struck].err), ended[1 - struck].err
-    resumed = job(desk, 2, ("--resume", broken))
+    resumed = job(desk, 2, ("--resume", run))
     assert [rank.status for rank in resumed] == [0, 0], resumed
-    assert_same(broken, run)
+    assert_same(run, undisturbed.run)
 
 
 def test_a_job_goes_on_in_one_process(desk: Path, base: Path, tmp_path: Path) -> None:
