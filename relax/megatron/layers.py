@@ -1,6 +1,5 @@
 """The parts of a Megatron transformer layer that are ours: core attention, rotation before caching, the layer spec."""
 
-from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from typing import Final
@@ -195,23 +194,16 @@ class RotatedSelfAttention(SelfAttention):  # type: ignore[misc]
         return super()._adjust_key_value_for_inference(inference_context, query, key, value, None, *args, **kwargs)
 
 
-class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """Megatron's column-parallel projection; where there is neither gradient nor another rank, its product alone.
+class DrawnByItself:
+    """A column-parallel projection with normal weights: `config.init_method` is that of the vocabulary's rows here."""
 
-    Drawn by itself: `config.init_method`, of which Megatron makes no other use, is that of the vocabulary's rows.
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        config: TransformerConfig,
-        init_method: Callable[[Tensor], None],
-        **kwargs: object,
-    ) -> None:
+    def __init__(self, *args: object, config: TransformerConfig, init_method: object, **kwargs: object) -> None:
         drawn = init_method_normal(config.init_method_std)
-        super().__init__(input_size, output_size, config=config, init_method=drawn, **kwargs)
+        super().__init__(*args, config=config, init_method=drawn, **kwargs)  # type: ignore[call-arg]  # the projection's
+
+
+class ColumnLinear(DrawnByItself, ColumnParallelLinear):  # type: ignore[misc]
+    """Megatron's column-parallel projection; where there is neither gradient nor another rank, its product alone."""
 
     def forward(self, input_: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         return _product(self, input_) or super().forward(input_, *args, **kwargs)

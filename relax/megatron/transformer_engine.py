@@ -20,12 +20,11 @@ from megatron.core.extensions.transformer_engine import (
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.utils import init_method_normal
 from torch import Tensor
 
 from relax.megatron import context
 from relax.megatron.kernels import SwiGLU
-from relax.megatron.layers import CoreAttention, Modules, Segments
+from relax.megatron.layers import CoreAttention, DrawnByItself, Modules, Segments
 
 if TYPE_CHECKING:
     from relax.megatron.model import ModelConfig
@@ -52,12 +51,8 @@ def modules() -> Modules:
     Face files fit either.
     """
 
-    class ColumnLinear(TEColumnParallelLinear):  # type: ignore[misc]
-        """Drawn by itself, as the local one is."""
-
-        def __init__(self, *args: object, config: TransformerConfig, init_method: object, **kwargs: object) -> None:
-            drawn = init_method_normal(config.init_method_std)
-            super().__init__(*args, config=config, init_method=drawn, **kwargs)
+    class ColumnLinear(DrawnByItself, TEColumnParallelLinear):  # type: ignore[misc]
+        """Here, since there is nothing to derive from where Transformer Engine is missing."""
 
     return Modules(
         norm=TENorm,

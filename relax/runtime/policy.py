@@ -35,10 +35,11 @@ class Policy:
             codec = character_codec() if config.tokenizer is None else load_codec(config.tokenizer)
             size = ModelConfig(vocab_size=codec.vocab_size, **given)
             return cls(size, codec, Companions.of(codec), size.max_position_embeddings)
-        model = hf.read_config(directory).model
+        described = hf.read_config(directory)
+        model = described.model
         codec = load_codec(config.tokenizer or directory)
         hf.check_vocabulary(model, codec)
-        companions = Companions.read(directory, codec)
+        companions = Companions.read(directory, described, codec)
         if config.tokenizer is not None:
             companions = attrs.evolve(Companions.of(codec), dtype=companions.dtype)
         return cls(attrs.evolve(model, **given), codec, companions, model.max_position_embeddings, directory)

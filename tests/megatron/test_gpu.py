@@ -24,6 +24,7 @@ from tests.runtime.launch import lines, relax
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 needs_te = pytest.mark.skipif(not transformer_engine.HAVE_TE, reason="Transformer Engine is not installed")
+IMPLEMENTATIONS = ["local", pytest.param("transformer_engine", marks=needs_te)]
 WIDE = attrs.evolve(BF16, kv_channels=16)  # its kernels want heads whose width 8 divides
 FUSED = attrs.evolve(WIDE, transformer_impl="transformer_engine")
 
@@ -87,13 +88,10 @@ def test_sampling_reports_the_log_probs_of_its_training() -> None:
     assert (trainer.log_probs(sequences).log_probs.cpu() - reported).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("flags", [(), ("--transformer-impl", "transformer_engine")], ids=["local", "fused"])
-def test_ten_steps_of_arithmetic(flags: tuple[str, ...], tmp_path: Path) -> None:
-    if flags and not transformer_engine.HAVE_TE:
-        pytest.skip("Transformer Engine is not installed")
-    finished = relax(
-        tmp_path, "train", "--bf16", "--warm-start-steps", 10, "--num-rollout", 10, "--output", "run", *flags
-    )
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_ten_steps_of_arithmetic(impl: str, tmp_path: Path) -> None:
+    brief = ("--warm-start-steps", 10, "--num-rollout", 10)
+    finished = relax(tmp_path, "train", "--bf16", "--transformer-impl", impl, *brief, "--output", "run")
     assert finished.status == 0, finished
     steps = [record for record in lines(tmp_path / "run" / "metrics.jsonl") if record["phase"] == "rl"]
     assert len(steps) == 10
@@ -106,7 +104,7 @@ def throughput_of(impl: str) -> str:
     return told.getvalue()
 
 
-@pytest.mark.parametrize("impl", ["local", pytest.param("transformer_engine", marks=needs_te)])
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_the_throughput_of_a_real_size_is_told(impl: str) -> None:
     """In a process of its own, since a process is part of one job; `pytest -s` shows the figures."""
     (told,) = jobs.start(1, throughput_of, impl)

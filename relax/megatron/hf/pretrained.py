@@ -14,7 +14,7 @@ from torch import distributed
 from relax.data.tokenizer import TextCodec, load_codec
 from relax.errors import RelaxError
 from relax.megatron.atomic import atomic_directory
-from relax.megatron.hf.config import SPECIAL_TOKENS, hf_config, read_config
+from relax.megatron.hf.config import SPECIAL_TOKENS, ConfigFile, hf_config, read_config
 from relax.megatron.hf.files import SafetensorsFiles, write
 from relax.megatron.hf.shards import shapes
 from relax.megatron.hf.weights import check_tied, misfits, stream
@@ -53,12 +53,12 @@ class Companions:
         return cls({**files, GENERATION: _generation(ids)}, ids)
 
     @classmethod
-    def read(cls, directory: Path, codec: TextCodec | None) -> "Companions":
-        """Those of the checkpoint in `directory`, whose tokenizer is `codec`; the precision is config.json's.
+    def read(cls, directory: Path, config: ConfigFile, codec: TextCodec | None) -> "Companions":
+        """Those of the checkpoint in `directory` with this config.json, whose precision they have, and tokenizer.
 
-        Where it has no generation settings, they say what ends a response. Raises RelaxError as `read_config`.
+        Where it has no generation settings, they say what ends a response.
         """
-        config, files = read_config(directory), _read(directory)
+        files = _read(directory)
         if codec is not None:
             files.setdefault(GENERATION, _generation(_special_tokens(codec)))
         return cls(files, config.special_tokens, config.dtype)
@@ -80,13 +80,13 @@ def read_pretrained(directory: Path) -> Pretrained:
     Raises RelaxError: one for a configuration we cannot compute, one that lists every tensor that is missing,
     unexpected or of the wrong shape, with its file, one for a tokenizer that does not belong to the model.
     """
-    config = read_config(directory).model
-    weights = read_weights(directory, config)
+    config = read_config(directory)
+    weights = read_weights(directory, config.model)
     codec = load_codec(directory) if any((directory / name).is_file() for name in TOKENIZER) else None
     if codec is not None:
-        check_vocabulary(config, codec)
-    companions = attrs.evolve(Companions.read(directory, codec), dtype=weights.dtype)
-    return Pretrained(config, weights, codec, companions)
+        check_vocabulary(config.model, codec)
+    companions = attrs.evolve(Companions.read(directory, config, codec), dtype=weights.dtype)
+    return Pretrained(config.model, weights, codec, companions)
 
 
 def read_weights(directory: Path, config: ModelConfig) -> SafetensorsFiles:
