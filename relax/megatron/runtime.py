@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from relax import agreement
-from relax.megatron import shim
+from relax.megatron import memory, shim
 from relax.megatron.layout import ONE_RANK, Layout
 
 
@@ -42,6 +42,8 @@ def megatron_process(seed: int, layout: Layout = ONE_RANK, *, timeout_s: float =
         # One queue to the device, read when CUDA starts: what is sent to other tensor ranks overtakes nothing then.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        memory.keep_freed()
     timeout = timedelta(seconds=timeout_s)
     store, rank, size = HashStore(), 0, 1
     if "RANK" in os.environ:

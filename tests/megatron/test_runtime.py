@@ -1,4 +1,6 @@
 import os
+import platform
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +143,33 @@ def test_token_statistics_of_a_vocabulary_on_two_ranks(tmp_path: Path) -> None:
     for rank in ranks:
         _, errors = rank.communicate(timeout=300)
         assert rank.returncode == 0, errors
+
+
+STEPS_OF_ONE_SIZE = """
+import resource, sys, torch
+from relax.megatron import memory
+
+def step():
+    first, second = torch.ones(5_000_000), torch.ones(5_000_000)  # 20 MB each
+
+if sys.argv[1] == "keep":
+    memory.keep_freed()
+step(), step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+def test_memory_that_a_step_freed_is_the_next_steps() -> None:
+    faults = {
+        name: int(
+            subprocess.run([sys.executable, "-c", STEPS_OF_ONE_SIZE, name], capture_output=True, check=True).stdout
+        )
+        for name in ("keep", "let go")
+    }
+    pages = 20_000_000 // resource.getpagesize()
+    assert page_faults("let go") > 5 * pages  # else this C library needs no telling
+    assert page_faults("keep") < pages
