@@ -150,7 +150,7 @@ import resource, sys, torch
 from relax.megatron import memory
 
 def step():
-    first, second = torch.ones(5_000_000), torch.ones(5_000_000)  # 20 MB each
+    activations = [torch.ones(7_500_000) for _ in range(4)]  # 30 MB each
 
 if sys.argv[1] == "keep":
     memory.keep_freed()
@@ -167,6 +167,6 @@ def test_memory_that_a_step_freed_is_the_next_steps() -> None:
     def page_faults(choice: str) -> int:
         return int(subprocess.check_output([sys.executable, "-c", STEPS_OF_ONE_SIZE, choice]))
 
-    pages = 2 * 20_000_000 // resource.getpagesize()  # of a step
+    pages = 4 * 30_000_000 // resource.getpagesize()  # of a step
     assert page_faults("let go") > 5 * pages  # else this C library needs no telling
     assert page_faults("keep") < pages
