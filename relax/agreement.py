@@ -161,12 +161,8 @@ class Agreement:
             self._forget_the_last()
         else:
             self._lookout.waits_here()
-            limit = self._lookout.timeout_s
-            if not wait_until(lambda: self._is_settled() or self._lookout.ended() is not None, limit):
-                who = self._lookout.report()
-                verdict = _Verdict(self._rank, f"not every rank came through {place!r} within {limit:g} s: {who}", True)
-            elif (ended := self._lookout.ended()) is not None:
-                verdict = _Verdict(self._rank, f"{place!r} is out of reach for all: {ended}", True)
+            if (reason := self._lookout.wait(self._is_settled)) is not None:
+                verdict = _Verdict(self._rank, f"not every rank came through {place!r}: {reason}", lost=True)
         self._heed(self._settle(verdict))
 
     def _is_settled(self) -> bool:

@@ -15,7 +15,8 @@ import attrs
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 BEAT: Final = 0.5  # seconds between two signs of life
-SILENCE: Final = 4 * BEAT  # a rank without a sign of life for so long is stopped or gone
+SILENCE: Final = 4 * BEAT  # a rank without a sign of life for so long is stopped or gone, as far as one can see
+PATIENCE: Final = 15.0  # seconds that a silent rank may come back in: a machine may pause, or swap
 LONGEST_PAUSE: Final = 0.25  # seconds between two looks at the store
 GRACE: Final = 3.0  # seconds for a rank to leave a stage that another has failed in
 
@@ -105,10 +106,31 @@ class Lookout:
         after = [self._shown(rank) for rank in range(self.size)]
         return "; ".join(sorted(map(_described, range(self.size), before, after), key=_blameless))
 
-    def ended(self) -> str | None:
+    def wait(self, holds: Callable[[], bool]) -> str | None:
+        """Wait until something holds to which every rank has a part. Where it will not, why: None says that it holds.
+
+        The time may be over, a rank may have ended itself, or it shows no sign of life for `PATIENCE` seconds or more.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            beats = self._beats()
+            if wait_until(lambda: holds() or self._ended() is not None, min(PATIENCE, deadline - time.monotonic())):
+                return self._ended()
+            if time.monotonic() >= deadline:
+                return f"not within {self.timeout_s:g} s: {self.report()}"
+            if any(old is not None and old == new for old, new in zip(beats, self._beats(), strict=True)):
+                report = self.report()
+                if _SILENT in report:  # still: all may have stood still together, as a paused machine's do
+                    return report
+
+    def _ended(self) -> str | None:
         """Which rank ended itself, and why; None while none has."""
         with self.asking():
             return self.store.get(_ENDED).decode() if self.store.check([_ENDED]) else None
+
+    def _beats(self) -> list[int | None]:
+        """Signs of life so far, by rank; None where a rank has not joined."""
+        return [None if shown is None else shown["beat"] for shown in map(self._shown, range(self.size))]
 
     def _shown(self, rank: int) -> dict[str, Any] | None:
         key = _key(rank)

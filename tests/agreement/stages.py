@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, distributed
 
 import relax_core as rc
+from relax import lookout
 from relax.agreement import gathering, stage
 from relax.data.prompts import read_records
 from relax.data.wording import as_it_stands
@@ -74,6 +76,7 @@ FAULTS: Mapping[str, Fault] = {
     "another shape": _other_shape,
     "stopped": stop,
     "killed": die,
+    "slow": partial(time.sleep, 5),
 }
 
 
@@ -98,6 +101,11 @@ def run_steps(culprit: int, place: str, fault: str, rank: int) -> None:
 
     for number in range(3):
         step(number, {place: happen} if (rank, number) == (culprit, 1) else {})
+
+
+def run_steps_impatiently(culprit: int, place: str, fault: str, patience: float, rank: int) -> None:
+    lookout.PATIENCE = patience  # type: ignore[misc]  # of this process, which ends with the test
+    run_steps(culprit, place, fault, rank)
 
 
 def go_astray(culprit: int, rank: int) -> None:

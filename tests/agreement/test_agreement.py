@@ -79,7 +79,7 @@ def test_a_rank_that_is_busy_hears_of_it_too(tmp_path: Path) -> None:
 def test_nobody_waits_for_a_rank_that_ended_itself(tmp_path: Path) -> None:
     endings = run_job(tmp_path, 2, partial(stages.save_beside_a_busy_rank, 1))
     assert_all_end(endings, -1, RAISED, "rank 0 was still busy at 'reward of step 0' and is ended")
-    assert endings[1].err.startswith("PeerLost: 'saving' is out of reach for all")
+    assert endings[1].err.startswith("PeerLost: not every rank came through 'saving': rank 0 was still busy")
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -106,6 +106,20 @@ def test_a_killed_rank_is_named_within_the_limit(tmp_path: Path, place: str, siz
     told = r": rank 1 was last seen at .* and shows no sign of life: stopped or gone"
     assert_all_end(endings, 1, LIMIT + SLACK, told)
     assert endings[1].status == -9
+
+
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
+def test_nobody_waits_until_the_limit_for_a_silent_rank(tmp_path: Path, fault: str) -> None:
+    patience = 3.0
+    work = partial(stages.run_steps_impatiently, 1, "reward", fault, patience)
+    endings = run_job(tmp_path, 2, work, timeout_s=600, stopped=1)
+    told = "not every rank came through 'reward of step 1': rank 1 was last seen at .* shows no sign of life"
+    assert_all_end(endings, 1, 2 * patience + SLACK, told)
+
+
+def test_a_rank_that_is_only_slow_is_waited_for(tmp_path: Path) -> None:
+    work = partial(stages.run_steps_impatiently, 1, "reward", "slow", 1.0)
+    assert [(ending.status, ending.err) for ending in run_job(tmp_path, 2, work)] == [(0, "")] * 2
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
