@@ -183,6 +183,9 @@ class Config:
     tensor_model_parallel_size: int = setting(PLACEMENT, 1, "processes that share each matrix", at_least(1))
     pipeline_model_parallel_size: int = setting(PLACEMENT, 1, "processes that share the layers", at_least(1))
     context_parallel_size: int = setting(PLACEMENT, 1, "processes that share each sequence", at_least(1))
+    distributed_timeout_minutes: float = setting(
+        PLACEMENT, 10.0, "longest wait of processes for each other, in a collective or at the end of a stage", above(0)
+    )
     balance_data: bool = setting(PLACEMENT, False, "even out tokens between data-parallel ranks")
     qkv_format: Literal["bshd", "thd"] = setting(PLACEMENT, "bshd", "padded or packed sequences")
 

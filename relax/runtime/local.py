@@ -41,7 +41,8 @@ def train(config: Config, run_dir: Path, *, resume: bool) -> int:
     files, layout = RunFiles(run_dir), layout_of(config)
     if faults := list(layout.job_faults(job_size())):
         raise ConfigError(faults)
-    with StopRequest() as stop, megatron_process(config.seed, layout):
+    timeout_s = 60 * config.distributed_timeout_minutes
+    with StopRequest() as stop, megatron_process(config.seed, layout, timeout_s=timeout_s):
         with _removed_unless_begun(files, resume):
             run = _prepare(config, files, stop, resume)
         finished = False

@@ -35,6 +35,7 @@ lr critic_lr lr_warmup_fraction lr_decay_style weight_decay adam_beta1 adam_beta
 clip_grad warm_start_steps warm_start_batch_size warm_start_lr eval_interval
 eval_samples save_interval keep_checkpoints async_save colocate hybrid fully_async max_staleness
 num_iters_per_train_update tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
+distributed_timeout_minutes
 balance_data qkv_format
 """
 

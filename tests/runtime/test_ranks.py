@@ -19,33 +19,45 @@ from tests.runtime.launch import Finished, lines, relax, start, timeless
 from tests.runtime.test_resume import assert_same
 
 
-def be_rank(rank: int, size: int, port: int, dies: bool) -> None:
+def be_rank(rank: int, size: int, port: int, blow: signal.Signals | None) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if dies:
-        die_in_third_step()
+    if blow is not None:
+        be_struck_in_third_step(blow)
 
 
-def die_in_third_step() -> None:
-    """Killed where the other ranks wait for the gradient."""
+def be_struck_in_third_step(blow: signal.Signals) -> None:
+    """Where the other ranks wait for the gradient."""
     from relax.megatron.learner import Learner
 
     original, steps = Learner._step, count(1)
 
     def step(self: Learner, metrics: dict[str, float]) -> object:
         if next(steps) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), blow)
         return original(self, metrics)
 
     Learner._step = step
 
 
-def job(directory: Path, size: int, words: Sequence[object], *, struck: int | None = None) -> list[Finished]:
-    """`relax train WORDS` in `size` processes, of which rank `struck` is killed in the middle."""
+def job(
+    directory: Path,
+    size: int,
+    words: Sequence[object],
+    *,
+    struck: int | None = None,
+    blow: signal.Signals = signal.SIGKILL,
+) -> list[Finished]:
+    """`relax train WORDS` in `size` processes, of which rank `struck` is killed or stopped in the middle."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    prepared = [partial(be_rank, rank, size, port, rank == struck) for rank in range(size)]
+    prepared = [partial(be_rank, rank, size, port, blow if rank == struck else None) for rank in range(size)]
     started = [start(directory, ("train", *words), prepare) for prepare in prepared]
+    if struck is not None:
+        for rank, process in enumerate(started):
+            if rank != struck:
+                process.finish()
+        started[struck].process.kill()  # which ends a stopped one, too
     return [process.finish() for process in started]
 
 
@@ -151,6 +163,13 @@ def test_a_job_that_lost_a_rank_goes_on_to_the_same_bits(
     resumed = job(desk, 2, ("--resume", run))
     assert [rank.status for rank in resumed] == [0, 0], resumed
     assert_same(run, undisturbed.run)
+
+
+def test_nobody_waits_for_a_stopped_rank_beyond_the_limit(desk: Path, tmp_path: Path) -> None:
+    words = (*GDPO, "--distributed-timeout-minutes", 0.5, "--save-interval", 1, "--output", tmp_path / "job")
+    waiting, _ = job(desk, 2, words, struck=1, blow=signal.SIGSTOP)
+    assert waiting.status > 0
+    assert re.search("rank 1 .* shows no sign of life: stopped or gone", waiting.err), waiting.err
 
 
 def test_a_job_goes_on_in_one_process(desk: Path, base: Path, tmp_path: Path) -> None:
