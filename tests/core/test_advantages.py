@@ -87,6 +87,12 @@ def test_the_reward_stands_on_the_last_valid_token() -> None:
         advantages.token_rewards(f64([5, 6, 7, 8]), tokens, kl_coef=0.5)
 
 
+def test_without_a_coefficient_kl_has_no_part_in_rewards() -> None:
+    tokens, score = rc.Tokens.full([2]), f64([5])
+    for kl in (None, f64([1, float("nan")])):
+        assert advantages.token_rewards(score, tokens, kl=kl).tolist() == [0.0, 5.0]
+
+
 def test_ppo_needs_values() -> None:
     algorithm = rc.get_algorithm("ppo")
     with pytest.raises(ValueError, match="needs the critic's values"):
@@ -182,6 +188,13 @@ def test_a_non_finite_advantage_raises_everywhere_and_says_where(kind: str) -> N
         advantages.normalize(f64([1, 2, float("inf"), float("nan")]), tokens, kind)
     errors, _ = on_ranks(shares, lambda share, reduce: advantages.normalize(share, tokens, kind, reduce=reduce))
     assert all("token 1 of sample 1 is nan" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("kind", ["whiten", "token_global"])
+def test_the_largest_number_in_float32_is_an_advantage(kind: str) -> None:
+    largest = torch.finfo(torch.float32).max
+    out = advantages.normalize(f64([-largest, largest]), rc.Tokens.full([2]), kind)
+    assert out.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5] if kind == "whiten" else [-1, 1])
 
 
 @pytest.mark.parametrize("kind", ["whiten", "token_global"])
