@@ -64,12 +64,22 @@ def micro_batches(
         if packed:
             batch = _one_row(filled)
         else:
-            batch = _rows_of_samples(filled)
-            if context.size() == 1 and len(set(chosen.prompts)) < len(chosen):
-                batch = min(batch, _rows_of_prompts(chosen), key=lambda rows: rows.input_ids.numel())
+            share = context.size() == 1 and _sharing_saves(filled)
+            batch = _rows_of_prompts(filled) if share else _rows_of_samples(filled)
         if context.size() > 1:
             batch = _share(batch)
         yield _move(attrs.evolve(batch, start=start, stop=stop), device)
+
+
+def _sharing_saves(chosen: Sequences) -> bool:
+    """Whether `_rows_of_prompts` has fewer places than `_rows_of_samples`."""
+    runs = [len(list(run)) for _, run in groupby(chosen.prompts)]
+    if len(runs) == len(chosen):
+        return False
+    prompts, responses = list(map(len, chosen.prompts)), list(map(len, chosen.responses))
+    apart = len(chosen) * max(1, max(p + r for p, r in zip(prompts, responses, strict=True)) - 1)
+    together = len(runs) * (max(prompts) + max(runs) * max(0, max(responses) - 1))
+    return together < apart
 
 
 def _rows_of_samples(chosen: Sequences) -> PaddedBatch:

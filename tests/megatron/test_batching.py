@@ -24,6 +24,26 @@ def test_micro_batches_by_samples() -> None:
     assert Batching(micro_batch_size=2).spans(Sequences((), ()), 1) == []
 
 
+@pytest.mark.parametrize(
+    ("prompts", "responses", "places"),
+    [
+        # One row of 3 + 2 x 3 places, against two of 3 + 4 - 1.
+        (((1, 2, 3), (1, 2, 3)), ((4, 5, 6, 7), (8, 9, 10, 11)), (1, 9)),
+        # One row of 1 + 2 x 3, against two of 1 + 4 - 1: nothing is saved by more than is lost.
+        (((1,), (1,)), ((4, 5, 6, 7), (8,)), (1, 7)),
+        # Two rows of 2 + 3 x 5, since one prompt has three responses, against four of 2 + 6 - 1.
+        (((1, 2), (1, 2), (1, 2), (3,)), ((4,) * 6, (5,), (6,), (7,)), (4, 7)),
+        # Equal prompts that are no neighbours.
+        (((1, 2), (3, 4), (1, 2)), ((5, 6), (7, 8), (9, 9)), (3, 3)),
+    ],
+)
+def test_prompts_are_shared_where_that_leaves_fewer_places(
+    prompts: tuple[tuple[int, ...], ...], responses: tuple[tuple[int, ...], ...], places: tuple[int, int]
+) -> None:
+    (batch,) = micro_batches(Sequences(prompts, responses), [(0, len(prompts))], CPU)
+    assert tuple(batch.input_ids.shape) == places
+
+
 def test_micro_batches_by_tokens_count_the_padding_unless_there_is_none() -> None:
     # Padded: 2 x 4 fit, 3 x 9 do not; 9 and 2 make 2 x 9, which do not fit; 2 and 5 make 2 x 5.
     assert spans(Batching(micro_batch_size=1, max_tokens_per_gpu=12)) == [(0, 2), (2, 3), (3, 5)]
