@@ -51,6 +51,15 @@ def test_overhead_is_a_part_of_the_step() -> None:
         assert float(row[6].rstrip("%")) == pytest.approx(100 * ours / step, abs=0.1 + 10 / step)
 
 
+def test_memory_of_an_update_does_not_grow_with_the_logits() -> None:
+    rows = [
+        [*map(int, line.split())] for line in told("peak", "--words", "50000", "--prompts", "4", "32").splitlines()[1:]
+    ]
+    (few, small, logits), (many, large, more_logits) = rows
+    assert many > 5 * few
+    assert (large - small) < (more_logits - logits) / 10
+
+
 def test_turns_add_up_and_only_one_runs_at_a_time() -> None:
     turns = overhead.Turns()
     inner = turns.of("inner", lambda: time.sleep(0.03))
