@@ -20,6 +20,9 @@ PATIENCE: Final = 15.0  # seconds that a silent rank may come back in: a machine
 LONGEST_PAUSE: Final = 0.25  # seconds between two looks at the store
 GRACE: Final = 3.0  # seconds for a rank to leave a stage that another has failed in
 
+_Shown = dict[str, Any] | None
+"""What a rank tells of itself: its beat, its place and since when; None: it has not joined."""
+
 
 @attrs.frozen(eq=False)
 class _Place:
@@ -101,10 +104,7 @@ class Lookout:
 
     def report(self) -> str:
         """Who is where, since when, and who shows no sign of life. Takes `SILENCE` seconds."""
-        before = [self._shown(rank) for rank in range(self.size)]
-        time.sleep(SILENCE)
-        after = [self._shown(rank) for rank in range(self.size)]
-        return "; ".join(sorted(map(_described, range(self.size), before, after), key=_blameless))
+        return _told(*self._two_looks())
 
     def wait(self, holds: Callable[[], bool]) -> str | None:
         """Wait until something holds to which every rank has a part. Where it will not, why: None says that it holds.
@@ -113,26 +113,31 @@ class Lookout:
         """
         deadline = time.monotonic() + self.timeout_s
         while True:
-            beats = self._beats()
+            before = self._look()
             if wait_until(lambda: holds() or self._ended() is not None, min(PATIENCE, deadline - time.monotonic())):
                 return self._ended()
             if time.monotonic() >= deadline:
-                return f"not within {self.timeout_s:g} s: {self.report()}"
-            if any(old is not None and old == new for old, new in zip(beats, self._beats(), strict=True)):
-                report = self.report()
-                if _SILENT in report:  # still: all may have stood still together, as a paused machine's do
-                    return report
+                return f"the limit of {self.timeout_s:g} s is over: {self.report()}"
+            if any(map(_is_silent, before, self._look())):
+                looks = self._two_looks()  # all may have stood still together, as the processes of a paused machine do
+                if any(map(_is_silent, *looks)):
+                    return _told(*looks)
 
     def _ended(self) -> str | None:
         """Which rank ended itself, and why; None while none has."""
         with self.asking():
             return self.store.get(_ENDED).decode() if self.store.check([_ENDED]) else None
 
-    def _beats(self) -> list[int | None]:
-        """Signs of life so far, by rank; None where a rank has not joined."""
-        return [None if shown is None else shown["beat"] for shown in map(self._shown, range(self.size))]
+    def _two_looks(self) -> tuple[list[_Shown], list[_Shown]]:
+        before = self._look()
+        time.sleep(SILENCE)
+        return before, self._look()
 
-    def _shown(self, rank: int) -> dict[str, Any] | None:
+    def _look(self) -> list[_Shown]:
+        """What every rank shows."""
+        return [self._shown(rank) for rank in range(self.size)]
+
+    def _shown(self, rank: int) -> _Shown:
         key = _key(rank)
         with self.asking():
             return json.loads(self.store.get(key)) if self.store.check([key]) else None
@@ -211,10 +216,18 @@ def _blameless(described: str) -> tuple[bool, bool]:
     return not described.endswith(_SILENT), " waits at " in described
 
 
-def _described(rank: int, earlier: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
+def _told(before: list[_Shown], after: list[_Shown]) -> str:
+    return "; ".join(sorted(map(_described, range(len(after)), before, after), key=_blameless))
+
+
+def _is_silent(earlier: _Shown, now: _Shown) -> bool:
+    return earlier is not None and now is not None and earlier["beat"] == now["beat"]
+
+
+def _described(rank: int, earlier: _Shown, now: _Shown) -> str:
     if now is None:
         return f"rank {rank} has not joined"
-    silent = earlier is not None and earlier["beat"] == now["beat"]
+    silent = _is_silent(earlier, now)
     verb = "was last seen at" if silent else "waits at" if now["waits"] else "is at"
     state = _SILENT if silent else ""
     return f"rank {rank} {verb} {now['place']!r} since {time.time() - now['since']:.0f} s{state}"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor, distributed
@@ -104,8 +105,8 @@ def run_steps(culprit: int, place: str, fault: str, rank: int) -> None:
 
 
 def run_steps_impatiently(culprit: int, place: str, fault: str, patience: float, rank: int) -> None:
-    lookout.PATIENCE = patience  # type: ignore[misc]  # of this process, which ends with the test
-    run_steps(culprit, place, fault, rank)
+    with mock.patch.object(lookout, "PATIENCE", patience):
+        run_steps(culprit, place, fault, rank)
 
 
 def go_astray(culprit: int, rank: int) -> None:
