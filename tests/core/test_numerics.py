@@ -44,12 +44,8 @@ def test_each_digit_is_the_nearest_integer() -> None:
     digits = numerics.to_digits(f64([5.0, 0.75, 7 * 2.0**-30]), torch.zeros(3, dtype=torch.long))
     assert digits[:, :2].tolist() == [[5, 0], [1, -(2**24)], [0, 0]]
     assert digits[2, 2] == 7 * 2**22
-    assert numerics.to_digits(f64([-5.6, -5.3, -0.5, -1.5]), torch.zeros(4, dtype=torch.long))[:, 0].tolist() == [
-        -6,
-        -5,
-        0,
-        -2,
-    ]
+    below_zero = numerics.to_digits(f64([-5.6, -5.3, -0.5, -1.5]), torch.zeros(4, dtype=torch.long))
+    assert below_zero[:, 0].tolist() == [-6, -5, 0, -2]
 
 
 @pytest.mark.parametrize(
