@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import relax_core as rc
 from property_tests.strategies import grouped, numbers, permutations
 from relax_core import rewards
-from relax_core.numerics import accumulate, group_deviations, group_sums, numbered, rounded
+from relax_core.numerics import by_group, exact_sums, from_digits, group_deviations, group_sums, quotient, to_digits
 
 ONES = torch.ones(2, dtype=torch.float64)
 
@@ -160,24 +160,42 @@ def test_a_reward_that_is_not_finite_raises_and_says_where(name, batch, position
 
 
 @given(data=st.data(), count=st.integers(1, 60))
-def test_exact_sums_round_once(data, count):
+def test_sums_of_batches_are_exact(data, count):
     values = torch.cat([data.draw(numbers(count)), -data.draw(numbers(count))])
     exact = sum(map(Fraction, values.tolist()))
     index = torch.zeros(len(values), dtype=torch.long)
-    total = Fraction(rounded(accumulate(values, index, 1)).item())
-    assert abs(total - exact) <= abs(exact) * Fraction(1, 2**51)
+    sums = exact_sums(values, index, 1)
+    assert sums[0] == exact * 2**806
+    assert quotient(sums[0], count) == float(exact / count)
     order = data.draw(permutations(len(values)))
-    assert torch.equal(accumulate(values, index, 1), accumulate(values[order], index, 1))
+    assert exact_sums(values[order], index, 1) == sums
+    ranks = [exact_sums(share, index[: len(share)], 1) for share in values.tensor_split(3)]
+    assert from_digits(sum(map(to_digits, ranks))) == sums
 
 
 @given(batch=grouped(components=2, least=1))
 def test_group_sums_and_deviations(batch):
     matrix, groups = batch
-    _, ids, counts = numbered(groups)
-    sums, deviations = group_sums(matrix, ids, len(counts)), group_deviations(matrix, ids, counts)
-    for group in range(len(counts)):
-        members = matrix[ids == group].numpy().astype(np.longdouble)
+    sums = by_group(lambda group: group_sums(group).expand_as(group), groups, matrix)
+    deviations = by_group(group_deviations, groups, matrix)
+    for group in groups.unique():
+        members = matrix[groups == group].numpy().astype(np.longdouble)
         scale = np.abs(members).max(0)
-        assert (np.abs(sums[group].numpy() - members.sum(0)) <= 1e-15 * scale * len(members)).all()
+        assert (np.abs(sums[groups == group].numpy() - members.sum(0)) <= 1e-15 * scale * len(members)).all()
         expected = members - members.mean(0)
-        assert (np.abs(deviations[ids == group].numpy() - expected) <= 3e-16 * np.abs(expected) + 1e-18 * scale).all()
+        assert (
+            np.abs(deviations[groups == group].numpy() - expected) <= 3e-16 * np.abs(expected) + 1e-18 * scale
+        ).all()
+
+
+@given(data=st.data(), size=st.integers(1, 40))
+def test_sums_and_deviations_of_a_group_round_once(data, size):
+    """Of values that do not lie further apart than 2**30: all of their bits count."""
+    drawn = data.draw(st.lists(st.floats(2.0**-30, 1), min_size=size, max_size=size))
+    signs = data.draw(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=size, max_size=size))
+    values = [value * sign for value, sign in zip(drawn, signs, strict=True)]
+    exact = list(map(Fraction, values))
+    group = torch.tensor(values, dtype=torch.float64).view(1, -1, 1)
+    assert group_sums(group).item() == float(sum(exact))
+    expected = [float(size * value - sum(exact)) / size for value in exact]
+    assert group_deviations(group).flatten().tolist() == expected

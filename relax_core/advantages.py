@@ -13,7 +13,7 @@ from relax_core.algorithm import AdvantageNormalization, Advantages
 from relax_core.batch import Tokens
 from relax_core.checks import checked
 from relax_core.collectives import Batches, Reduce, Segment, agree, cut, local
-from relax_core.numerics import FLOAT32_MAX, GDPO_EPS, accumulate, rounded, sum_by
+from relax_core.numerics import FLOAT32_MAX, GDPO_EPS, exact_sums, from_digits, quotient, sum_by, to_digits
 
 WHITEN_EPS: Final = 1e-8
 """Added to the variance when advantages are whitened (as THUDM/slime and verl do)."""
@@ -290,28 +290,30 @@ def _statistics(share: Callable[[], _Share], like: Tensor, reduce: Reduce) -> _S
     """Two-pass statistics of every batch, in three collectives."""
     own = _agreed(share, like, reduce)
     batches, values = own.batches, own.values
-    # The sum of equal float32 numbers is exact, and so is their mean: a batch collapses where nobody differs from it.
-    seen = values.float().double()
-    distinct = values[None] if torch.equal(seen, values) else torch.stack([values, seen])
-    totals, count = _sums(distinct, 2, torch.ones_like(values), batches, reduce)
-    if (count == 0).any() and count.sum() > 0:
-        raise ValueError(f"optimizer batch {int(count.argmin())} holds no sample on any rank")
-    mean, mean_seen = totals / count
+    totals, counts = _sums(values, torch.ones_like(values), batches, reduce)
+    if 0 in counts and any(counts):
+        raise ValueError(f"optimizer batch {counts.index(0)} holds no sample on any rank")
+    # Rounded once, the mean of values that float32 cannot tell apart lies among them.
+    mean = values.new_tensor([quotient(total, count) for total, count in zip(totals, counts, strict=True)])
     deviations = values - batches.spread(mean)
-    differs = (seen != batches.spread(mean_seen)).double()
-    (squares,), differing = _sums(deviations.square()[None], 1, differs, batches, reduce)
-    return _Statistics(values, batches.spread, deviations, count, squares, differing == 0)
+    differs = values.float() != batches.spread(mean.float())
+    energies, differing = _sums(deviations.square(), differs.double(), batches, reduce)
+    return _Statistics(
+        values=values,
+        spread=batches.spread,
+        deviations=deviations,
+        count=values.new_tensor(counts),
+        squares=values.new_tensor([quotient(energy, 1) for energy in energies]),
+        equal=torch.tensor([number == 0 for number in differing], device=values.device),
+    )
 
 
-def _sums(numbers: Tensor, columns: int, counts: Tensor, batches: Batches, reduce: Reduce) -> tuple[Tensor, Tensor]:
-    """Sums over each batch on all ranks: of numbers [columns, n] exactly, and of whole numbers [n]. One collective.
-
-    One row of numbers may stand for all columns. The result has them all: ranks must reduce tensors of one shape.
-    """
-    digits = accumulate(numbers, batches.of_sample, batches.count).expand(columns, -1, -1)
+def _sums(values: Tensor, counts: Tensor, batches: Batches, reduce: Reduce) -> tuple[list[int], list[int]]:
+    """Sums over each batch on all ranks: of values exactly, see `exact_sums`, and of whole numbers. One collective."""
+    digits = to_digits(exact_sums(values, batches.of_sample, batches.count)).to(values.device)
     plain = sum_by(counts, batches.of_sample, batches.count)
-    sums = reduce(torch.cat([digits.flatten(), plain]), "sum")
-    return rounded(sums[: digits.numel()].view(digits.shape)), sums[digits.numel() :]
+    sums = reduce(torch.cat([digits, plain[:, None]], dim=1), "sum")
+    return from_digits(sums[:, :-1]), [int(number) for number in sums[:, -1].tolist()]
 
 
 @checked

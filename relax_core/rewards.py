@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
 
 import torch
@@ -10,7 +10,17 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from relax_core.checks import checked
-from relax_core.numerics import FLOAT32_MAX, GDPO_EPS, GROUP_EPS, group_deviations, group_extrema, group_sums, numbered
+from relax_core.numerics import (
+    FLOAT32_MAX,
+    GDPO_EPS,
+    GROUP_EPS,
+    by_group,
+    group_deviations,
+    group_extrema,
+    group_sums,
+    is_flat,
+    numbered,
+)
 
 
 @checked
@@ -102,23 +112,6 @@ def expect_finite(rewards: Float[Tensor, "samples components"]) -> None:
         )
 
 
-def _groups(groups: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`numbered` groups, of at least `least` samples each."""
-    names, ids, counts = numbered(groups)
-    if (counts < least).any():
-        small = int(counts.argmin())
-        raise ValueError(f"group {int(names[small])} has {int(counts[small])} samples, expected at least {least}")
-    return names, ids, counts
-
-
-def _rows(ids: Tensor, counts: Tensor) -> Iterator[Tensor]:
-    """The samples of each group in their order, as rows: one [groups, size] tensor for each size that occurs."""
-    order = torch.argsort(ids, stable=True)
-    starts = counts.cumsum(0) - counts
-    for size in numbered(counts)[0].tolist():
-        yield order[starts[counts == size][:, None] + torch.arange(size, device=ids.device)]
-
-
 @checked
 def group_mean_std(
     rewards: Float[Tensor, " samples"], groups: Int[Tensor, " samples"], *, scale: bool = True, eps: float = GROUP_EPS
@@ -131,15 +124,14 @@ def group_mean_std(
     Raises:
         ValueError: rewards so large that the statistics overflow.
     """
-    _, ids, counts = _groups(groups, least=1)
-    scores = torch.zeros_like(rewards)
-    for members in _rows(ids, counts):
-        group = rewards[members]
+
+    def standardize(group: Tensor) -> Tensor:
         centred = group - group.mean(dim=1, keepdim=True)
-        if scale and members.shape[1] > 1:
+        if scale and group.shape[1] > 1:
             centred = centred / (centred.std(dim=1, keepdim=True) + eps)
-        flat = group.amin(dim=1, keepdim=True) == group.amax(dim=1, keepdim=True)
-        scores[members] = torch.where(flat, 0.0, centred)
+        return torch.where(is_flat(group), 0.0, centred)
+
+    scores = by_group(standardize, groups, rewards)
     if not scores.isfinite().all():
         sample = int((~scores.isfinite()).nonzero()[0])
         raise ValueError(f"the statistics of group {int(groups[sample])} overflow {rewards.dtype}")
@@ -155,11 +147,13 @@ def leave_one_out(rewards: Float[Tensor, " samples"], groups: Int[Tensor, " samp
     Raises:
         ValueError: a group of one sample; a reward that is not finite (names group, positions and values).
     """
-    _, ids, counts = _groups(groups, least=2)
     _expect_finite_groups(rewards, groups)
-    values = rewards.detach().double()[:, None]
-    size = counts[ids].double()
-    return (group_deviations(values, ids, counts)[:, 0] * (size / (size - 1))).to(rewards.dtype)
+
+    def centre(group: Tensor) -> Tensor:
+        size = group.shape[1]
+        return group_deviations(group) * (size / (size - 1))
+
+    return by_group(centre, groups, rewards.detach().double()[:, None], least=2)[:, 0].to(rewards.dtype)
 
 
 def _expect_finite_groups(rewards: Tensor, groups: Tensor) -> None:
@@ -181,15 +175,18 @@ def length_weighted_baseline(
     Raises:
         ValueError: a group of one sample; a negative length, or a group of lengths 0 only.
     """
-    names, ids, counts = _groups(groups, least=2)
+
+    def deviate(group: Tensor, weights: Tensor) -> Tensor:
+        baseline = group_sums(weights * group) / group_sums(weights)
+        return torch.where(is_flat(group), 0.0, group - baseline)
+
+    names, ids, counts = numbered(groups)
     values, weights = rewards.detach().double()[:, None], lengths.double()[:, None]
     least, most = group_extrema(weights, ids, len(counts))
     broken = (least < 0) | (most == 0)
     if broken.any():
         raise ValueError(f"lengths must be 0 or more and not all 0 in group {int(names[broken.nonzero()[0, 0]])}")
-    low, high = group_extrema(values, ids, len(counts))
-    baseline = group_sums(weights * values, ids, len(counts)) / group_sums(weights, ids, len(counts))
-    return torch.where((low == high)[ids], 0.0, values - baseline[ids])[:, 0]
+    return by_group(deviate, groups, values, weights, least=2)[:, 0]
 
 
 @checked
@@ -229,12 +226,13 @@ def standardized(
 ) -> Float64[Tensor, "samples components"]:
     """Step 1 of GDPO alone: every component's z. Raises as `decoupled` does."""
     expect_finite(rewards)
-    _, ids, counts = _groups(groups, least=2)
-    values = rewards.detach().to(torch.float64)
-    deviations = group_deviations(values, ids, counts)
-    variances = group_sums(deviations.square(), ids, len(counts)) / (counts - 1)[:, None]
-    low, high = group_extrema(values, ids, len(counts))
-    return torch.where((low == high)[ids], 0.0, deviations / (variances.sqrt() + eps)[ids])
+
+    def standardize(group: Tensor) -> Tensor:
+        deviations = group_deviations(group)
+        variances = group_sums(deviations.square()) / (group.shape[1] - 1)
+        return torch.where(is_flat(group), 0.0, deviations / (variances.sqrt() + eps))
+
+    return by_group(standardize, groups, rewards.detach().double(), least=2)
 
 
 @checked

@@ -3,6 +3,7 @@
 The first is asked of the algorithm's own first stage, so that the answer cannot drift. All answers are values.
 """
 
+import math
 from typing import Final, TypeVar
 
 import attrs
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from relax_core.algorithm import Algorithm
 from relax_core.checks import checked, checked_record
-from relax_core.numerics import GDPO_EPS, group_deviations, group_extrema, group_sums, numbered
+from relax_core.numerics import GDPO_EPS, by_group, group_deviations, group_extrema, group_sums, is_flat, numbered
 from relax_core.rewards import combined, standardized
 
 H = TypeVar("H")
@@ -195,7 +196,7 @@ def components(
     flat = low == high
     energy = _group_sums(scores.square()[:, None], ids, counts)
     share = _group_sums(parts * scores[:, None], ids, counts) / torch.where(energy > 0, energy, 1.0)
-    error = _error_bound(values, parts, weights, ids, counts, eps)
+    error = _error_bound(values, parts, weights, groups, eps)
     largest = _group_max(scores.abs(), ids, number)
     alive = ~flat.all(dim=1)
     return Components(
@@ -209,7 +210,7 @@ def components(
 
 
 def _error_bound(
-    values: Tensor, parts: Tensor, weights: Tensor, ids: Tensor, counts: Tensor, eps: float
+    values: Tensor, parts: Tensor, weights: Tensor, groups: Tensor, eps: float
 ) -> Float64[Tensor, " samples"]:
     """A bound for |computed - exact| of each score, where "exact" starts from rewards before they were rounded.
 
@@ -219,17 +220,17 @@ def _error_bound(
     without bound where e reaches s'. The arithmetic itself rounds a handful of times relative to |w z|, and once more
     for each component added.
     """
-    number = len(counts)
-    low, high = group_extrema(values, ids, number)
-    largest = torch.maximum(low.abs(), high.abs())
-    deviations = group_deviations(values, ids, counts)
-    scale = (group_sums(deviations.square(), ids, number) / (counts - 1)[:, None]).sqrt() + eps
-    flat = (low == high)[ids]
-    z = torch.where(weights == 0, 0.0, parts / torch.where(weights == 0, 1.0, weights)).abs()
-    drift = 2 * _UNIT * largest * (counts / (counts - 1)).sqrt()[:, None]
-    inherited = (2 * _UNIT * largest[ids] + z * drift[ids]) / (scale - drift).clamp(min=0)[ids]
-    arithmetic = (8 + values.shape[1]) * _UNIT * parts.abs()
-    return torch.where(flat, 0.0, weights.abs() * inherited + arithmetic).sum(dim=1)
+
+    def bound(group: Tensor, part: Tensor) -> Tensor:
+        size, largest = group.shape[1], group.abs().amax(dim=1, keepdim=True)
+        scale = (group_sums(group_deviations(group).square()) / (size - 1)).sqrt() + eps
+        z = torch.where(weights == 0, 0.0, part / torch.where(weights == 0, 1.0, weights)).abs()
+        drift = 2 * _UNIT * largest * math.sqrt(size / (size - 1))
+        inherited = (2 * _UNIT * largest + z * drift) / (scale - drift).clamp(min=0)
+        arithmetic = (8 + group.shape[2]) * _UNIT * part.abs()
+        return torch.where(is_flat(group), 0.0, weights.abs() * inherited + arithmetic)
+
+    return by_group(bound, groups, values, parts).sum(dim=1)
 
 
 def _group_max(values: Tensor, ids: Tensor, groups: int) -> Tensor:
