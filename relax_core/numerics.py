@@ -174,7 +174,7 @@ def to_digits(sums: Sequence[int]) -> Float64[Tensor, "count 48"]:
 
 def from_digits(digits: Float64[Tensor, "count 48"]) -> list[int]:
     """The sums that rows of digits of any size stand for."""
-    return [sum(int(digit) << (_BITS * place) for place, digit in enumerate(row)) for row in digits.tolist()]
+    return [sum(int(digit) << (_BITS * place) for place, digit in enumerate(row) if digit) for row in digits.tolist()]
 
 
 def quotient(total: int, count: int) -> float:

@@ -200,7 +200,7 @@ def overlong_penalty(lengths: Int[Tensor, " samples"], *, max_length: int, buffe
     return ((max_length - buffer - lengths.double()) / buffer).clamp(-1, 0)
 
 
-@checked
+# Not `checked`: the two that it calls are.
 def decoupled(
     rewards: Float[Tensor, "samples components"],
     groups: Int[Tensor, " samples"],
