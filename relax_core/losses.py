@@ -179,7 +179,7 @@ def reinforce(
 ) -> TokenLoss:
     """-A log_probs (Williams, 1992). Right on samples of the current policy only: no ratio corrects for another."""
     lp, old, adv = select(tokens, log_probs, old_log_probs.detach(), advantages.detach())
-    return token_loss(-(adv * lp), log_probs, ppo_kl=old - lp, clipfrac=nothing(lp))
+    return token_loss(-adv * lp, log_probs, ppo_kl=old - lp, clipfrac=nothing(lp))
 
 
 @checked
