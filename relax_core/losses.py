@@ -52,10 +52,11 @@ def where_positive(advantages: Tensor, positive: float | Tensor, other: float | 
     In arithmetic, since to select by signs takes ten times as long.
     """
     flags, most = advantages.sign().clamp(min=0), torch.finfo(advantages.dtype).max
-    here, elsewhere = (
-        torch.as_tensor(end, dtype=flags.dtype, device=flags.device).clamp(-most, most) for end in (positive, other)
-    )
-    return flags * here + (1 - flags) * elsewhere
+
+    def within(end: float | Tensor) -> float | Tensor:
+        return end.clamp(-most, most) if isinstance(end, Tensor) else min(max(end, -most), most)
+
+    return flags * within(positive) + (1 - flags) * within(other)
 
 
 def token_loss(loss: Tensor, like: Tensor, **metrics: Tensor) -> TokenLoss:
