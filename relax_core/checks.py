@@ -41,27 +41,31 @@ def _guarded(function: Callable[P, R]) -> Callable[P, R]:
 
     # With the numeric tower an int is a float.
     typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_return_type=TypeCheckError))
-    # jaxtyping's own wrapper takes twice as long as the checks, but says more: it is left to explain what they found.
     quick = typechecker(function)
-
-    def parameters(*args: P.args, **kwargs: P.kwargs) -> None:
-        """Nothing but the function's parameters: it must not run again for an explanation."""
-
-    signature = inspect.signature(function)
-    functools.update_wrapper(parameters, function)
-    setattr(parameters, "__signature__", signature.replace(return_annotation=None))  # noqa: B010
-    parameters.__annotations__ = {**function.__annotations__, "return": None}
-    explain = jaxtyped(typechecker=typechecker)(parameters)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             with jaxtyped("context"):  # the scope of the named axes
                 return quick(*args, **kwargs)
         except BeartypeCallHintParamViolation:
-            explain(*args, **kwargs)
+            # jaxtyping's own wrapper takes twice as long as the checks, but says more about what they found.
+            jaxtyped(typechecker=typechecker)(_parameters_of(function))(*args, **kwargs)
             raise
 
     return call
+
+
+def _parameters_of(function: Callable[P, object]) -> Callable[P, None]:
+    """A function with the same parameters that does nothing: none may run again for an explanation."""
+
+    def parameters(*args: P.args, **kwargs: P.kwargs) -> None:
+        pass
+
+    functools.update_wrapper(parameters, function)
+    # setattr, since a type checker knows no signature of a function.
+    setattr(parameters, "__signature__", inspect.signature(function).replace(return_annotation=None))  # noqa: B010
+    parameters.__annotations__ = {**function.__annotations__, "return": None}
+    return parameters
 
 
 def checked_record(cls: type[R]) -> type[R]:

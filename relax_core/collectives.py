@@ -105,7 +105,7 @@ def cut(samples: int, segment: Segment | None, device: torch.device) -> Batches:
     held = torch.cat([*parts, torch.empty(0, dtype=torch.long, device=device)])
     if len(parts) == 0 or not torch.equal(held.sort().values, torch.arange(samples, device=device)):
         raise ValueError(f"the segmentation must hold each of {samples} samples once, in at least one optimizer batch")
-    if len(parts) == 1:
+    if len(parts) == 1:  # spares most of what an index costs, and a whole rollout is the usual case
         return Batches(torch.zeros_like(held), 1)
     sizes = torch.tensor([len(part) for part in parts], device=device)
     batch = torch.arange(len(parts), device=device).repeat_interleave(sizes)

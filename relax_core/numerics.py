@@ -7,7 +7,7 @@ last step rounds, and it rounds the exact result.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -39,28 +39,34 @@ def numbered(groups: Int[Tensor, " samples"]) -> tuple[Tensor, Tensor, Tensor]:
     return names, ids, counts
 
 
-def by_group(
-    formula: Callable[..., Tensor], groups: Int[Tensor, " samples"], *values: Tensor, least: int = 1
-) -> Tensor:
-    """What `formula` makes of each group's values, at their samples' places.
-
-    Args:
-        formula: of the values of groups of one size, each [groups, size, ...] with a group's samples in their order; it
-            returns a tensor like the first. It is called once for each size that occurs.
-        values: [samples, ...].
-        least: how many samples a group must have.
+def group_rows(groups: Int[Tensor, " samples"], *, least: int = 1) -> Iterator[Int[Tensor, "groups size"]]:
+    """The samples of each group in their order, as rows: one tensor for each size that occurs.
 
     Raises:
         ValueError: a group of fewer samples than `least`.
     """
     in_order, order = groups.sort(stable=True)
     names, counts = in_order.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
-    results, sizes = torch.empty_like(values[0]), sorted(set(counts.tolist()))
+    sizes = sorted(set(counts.tolist()))
     for size in sizes:
         if size < least:
             raise ValueError(f"group {int(names[counts == size][0])} has {size} samples, expected at least {least}")
         members = order if len(sizes) == 1 else order[(counts == size).repeat_interleave(counts)]
-        rows = members.view(-1, size)
+        yield members.view(-1, size)
+
+
+def by_group(
+    formula: Callable[..., Tensor], groups: Int[Tensor, " samples"], *values: Tensor, least: int = 1
+) -> Tensor:
+    """What `formula` makes of each group's values, at their samples' places. Raises as `group_rows` does.
+
+    Args:
+        formula: of the values of groups of one size, each [groups, size, ...]; it returns a tensor like the first.
+        values: [samples, ...].
+        least: how many samples a group must have.
+    """
+    results = torch.empty_like(values[0])
+    for rows in group_rows(groups, least=least):
         results[rows] = formula(*(each[rows] for each in values))
     return results
 

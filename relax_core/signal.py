@@ -13,7 +13,16 @@ from torch import Tensor
 
 from relax_core.algorithm import Algorithm
 from relax_core.checks import checked, checked_record
-from relax_core.numerics import GDPO_EPS, by_group, group_deviations, group_extrema, group_sums, is_flat, numbered
+from relax_core.numerics import (
+    GDPO_EPS,
+    by_group,
+    group_deviations,
+    group_extrema,
+    group_rows,
+    group_sums,
+    is_flat,
+    numbered,
+)
 from relax_core.rewards import combined, standardized
 
 H = TypeVar("H")
@@ -245,15 +254,7 @@ def distinct_groups(
 
     What the GDPO paper counts (arXiv 2601.05242, Figure 2): the more, the finer the advantages tell groups apart.
     """
-    if not len(scores):
-        return 0
-    _, ids, counts = numbered(groups)
-    steps = (scores.double() / resolution).round()
-    order = steps.argsort(stable=True)
-    order = order[ids[order].argsort(stable=True)]
-    starts = counts.cumsum(0) - counts
-    found = 0
-    for size in numbered(counts)[0].tolist():  # by size, so that one large group does not widen the rows of all
-        rows = steps[order[starts[counts == size][:, None] + torch.arange(size, device=scores.device)]]
-        found += len(rows.unique(dim=0))  # type: ignore[no-untyped-call]
+    steps, found = (scores.double() / resolution).round(), 0
+    for rows in group_rows(groups):  # by size, so that one large group does not widen the rows of all
+        found += len(steps[rows].sort(dim=1).values.unique(dim=0))  # type: ignore[no-untyped-call]
     return found

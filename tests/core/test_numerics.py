@@ -47,6 +47,17 @@ def test_a_group_that_is_too_small_is_named() -> None:
     assert numerics.by_group(torch.neg, groups[:2], values[:2], least=2).tolist() == [0, 0]
 
 
+def test_the_first_of_several_groups_that_are_too_small_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^group 5 has 1 samples, expected at least 2$"):
+        list(numerics.group_rows(torch.tensor([9, 7, 7, 5, 8, 8]), least=2))
+
+
+def test_results_are_like_the_first_of_the_values() -> None:
+    values, others = torch.ones(3, 2, dtype=torch.float64), torch.ones(3, 1)
+    results = numerics.by_group(lambda one, two: one / 3 + two, torch.tensor([0, 1, 0]), values, others)
+    assert torch.equal(results, torch.full((3, 2), 4 / 3, dtype=torch.float64))
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -95,6 +106,17 @@ def test_bits_far_below_the_largest_are_left_out_alike_in_every_order() -> None:
     assert sums.pop() == pytest.approx(1.00003, rel=0, abs=2.0**-30)
 
 
+@pytest.mark.parametrize(("size", "place"), [(4, -98), (5, -96), (8, -96), (9, -94)])
+def test_the_last_place_that_counts_beside_a_largest_value_of_1(size: int, place: int) -> None:
+    def total(small: float) -> float:
+        return numerics.group_sums(column(1.0, small, -1.0, *[0.0] * (size - 3))).item()
+
+    assert total(2.0**place) == 2.0**place
+    assert total(3 * 2.0**place) == 3 * 2.0**place
+    assert total(0.75 * 2.0**place) == 2.0**place  # finer bits go to the nearest
+    assert total(0.5 * 2.0**place) == 0
+
+
 def test_unlike_magnitudes_of_groups_and_columns() -> None:
     """Nothing shares a place: the small keep all of their digits beside the large."""
     values = f64([[[1e300, 3e-200], [1e300, 5e-200]], [[7e-250, 1.0], [9e-250, 1e30]]])
@@ -125,6 +147,20 @@ def test_sums_of_batches_are_exact() -> None:
     assert [each * UNIT for each in sums] == [2**27 + 3, 4 + Fraction(1, 2**26), 0, Fraction(0.1)]
     assert numerics.exact_sums(f64([]), torch.zeros(0, dtype=torch.long), 2) == [0, 0]
     assert numerics.exact_sums(f64([0.0]), torch.zeros(1, dtype=torch.long), 1) == [0]
+
+
+def test_sums_of_several_columns() -> None:
+    values, index = f64([[1, 2, 4, 8], [16, 32, 64, 128]]), torch.tensor([0, 2, 0, 1])
+    assert numerics.sum_by(values, index, 3).tolist() == [[5, 8, 2], [80, 128, 32]]
+    assert numerics.sum_by(values, torch.zeros(4, dtype=torch.long), 1).tolist() == [[15], [240]]
+
+
+@pytest.mark.parametrize("number", [15, 31, 1023])
+def test_as_many_bits_as_can_be_added_up_exactly(number: int) -> None:
+    for bits in range(40, 53):
+        value = 1 - 2.0**-bits
+        sums = numerics.exact_sums(f64([value] * number), torch.zeros(number, dtype=torch.long), 1)
+        assert sums[0] * UNIT == number * Fraction(value)
 
 
 def test_magnitudes_that_lie_far_apart() -> None:
