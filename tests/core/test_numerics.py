@@ -47,6 +47,10 @@ def test_a_group_that_is_too_small_is_named() -> None:
     assert numerics.by_group(torch.neg, groups[:2], values[:2], least=2).tolist() == [0, 0]
 
 
+def test_a_group_may_have_one_sample() -> None:
+    assert [rows.tolist() for rows in numerics.group_rows(torch.tensor([3, 5, 3]))] == [[[1]], [[0, 2]]]
+
+
 def test_the_first_of_several_groups_that_are_too_small_is_named() -> None:
     with pytest.raises(ValueError, match=r"^group 5 has 1 samples, expected at least 2$"):
         list(numerics.group_rows(torch.tensor([9, 7, 7, 5, 8, 8]), least=2))
