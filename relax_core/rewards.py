@@ -118,8 +118,9 @@ def group_mean_std(
 ) -> Float[Tensor, " samples"]:
     """c / (std(c) + eps) with c = r - mean(r) over each group; only c where not `scale`. GRPO, arXiv 2402.03300.
 
-    In the rewards' own precision, to the bit what `c = r - r.mean(); c / (c.std() + eps)` gives for each group's
-    rewards in their order, with one exception: a group whose rewards are all equal gets exact zeros, as one of one.
+    In the rewards' own precision, what `c = r - r.mean(); c / (c.std() + eps)` gives for each group's rewards in their
+    order: in float32 on a CPU to the bit, in float64 but for the last one. With one exception: a group whose rewards are
+    all equal gets exact zeros, as one of one.
 
     Raises:
         ValueError: rewards so large that the statistics overflow.
@@ -128,7 +129,7 @@ def group_mean_std(
     def standardize(group: Tensor) -> Tensor:
         centred = group - group.mean(dim=1, keepdim=True)
         if scale and group.shape[1] > 1:
-            centred = centred / (centred.std(dim=1, keepdim=True) + eps)
+            centred = centred / (_std(centred) + eps)
         return torch.where(is_flat(group), 0.0, centred)
 
     scores = by_group(standardize, groups, rewards)
@@ -136,6 +137,17 @@ def group_mean_std(
         sample = int((~scores.isfinite()).nonzero()[0])
         raise ValueError(f"the statistics of group {int(groups[sample])} overflow {rewards.dtype}")
     return scores
+
+
+def _std(values: Float[Tensor, "groups size"]) -> Float[Tensor, "groups 1"]:
+    """`row.std()` of each row, as torch computes it of one tensor on a CPU.
+
+    `std(dim=1)` of more than one row takes another way and now and then rounds to a neighbour: then a group's scores
+    would depend on whether there are others.
+    """
+    deviations = values.double() - values.mean(dim=1, keepdim=True).double()
+    squares = deviations.square().cumsum(dim=1)[:, -1:]  # added one after another, as there
+    return (squares / (values.shape[1] - 1)).sqrt().to(values.dtype)
 
 
 @checked
