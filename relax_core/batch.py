@@ -91,6 +91,11 @@ class Tokens:
         """Does every token count?"""
         return bool(self.mask.all())
 
+    @property
+    def known_all_valid(self) -> bool:
+        """Is it known that every token counts? Not while tracing: a trace must not depend on what a mask holds."""
+        return not torch.compiler.is_compiling() and self.all_valid
+
     def only_valid(self, values: Shaped[Tensor, " tokens"]) -> Shaped[Tensor, " valid"]:
         """The values of tokens that count, back to back; `valid` tells how many each response has."""
         return values if self.all_valid else values.masked_select(self.mask)

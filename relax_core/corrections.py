@@ -90,9 +90,9 @@ def off_policy_masking(
 
 @checked
 def with_entropy(loss: TokenLoss, entropy: Float[Tensor, " tokens"], tokens: Tokens, *, coef: float) -> TokenLoss:
-    """The loss - coef * entropy. Metric: `entropy`."""
+    """The loss - coef * entropy; with a coefficient of 0 only the metric, `entropy`, is added."""
     (selected,) = select(tokens, entropy)
-    return _wrapped(loss, loss.loss - coef * selected, entropy=selected)
+    return _wrapped(loss, loss.loss - coef * selected if coef else loss.loss, entropy=selected)
 
 
 @checked

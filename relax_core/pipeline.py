@@ -110,7 +110,7 @@ class Pipeline(Generic[H]):
             per_token = self.token_loss(log_probs, old_log_probs, advantages, tokens)
         else:
             per_token = tangent.along(log_probs)
-        return summed(per_token if wrap is None else wrap(per_token), weights, share)
+        return summed(per_token if wrap is None else wrap(per_token), tokens, weights, share)
 
     def token_loss(
         self,
@@ -155,7 +155,7 @@ class Pipeline(Generic[H]):
         if self.algorithm.value_loss is None:
             raise ValueError(f"{self.algorithm.name} has no value_loss: it trains no critic")
         per_token = self.algorithm.value_loss(self.hyperparameters, values, old_values, returns, tokens)
-        return summed(per_token, weights, share)
+        return summed(per_token, tokens, weights, share)
 
     def __call__(
         self,
@@ -205,7 +205,7 @@ class Tangent:
 
 
 def summed(
-    loss: TokenLoss, weights: Float[Tensor, " tokens"], share: float = 1.0
+    loss: TokenLoss, tokens: Tokens, weights: Float[Tensor, " tokens"], share: float = 1.0
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
     """Token losses weighed and summed, and their metrics; those of no token count by `share`."""
     metrics = {
@@ -213,7 +213,7 @@ def summed(
         name: torch.dot(metric.to(weights.dtype), weights).to(metric.dtype) if metric.ndim else metric * share
         for name, metric in loss.metrics.items()
     }
-    return reducers.weighted_sum(loss.loss, weights), metrics
+    return reducers.weighted_sum(loss.loss, weights, everywhere=tokens.known_all_valid), metrics
 
 
 def pipeline(

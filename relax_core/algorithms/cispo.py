@@ -14,7 +14,6 @@ from relax_core import losses
 from relax_core.algorithm import Algorithm, TokenLoss
 from relax_core.algorithms import stages
 from relax_core.batch import Tokens
-from relax_core.checks import checked
 from relax_core.hyperparameters import ClipRange, GroupScale
 
 
@@ -23,7 +22,6 @@ class Hyperparameters(GroupScale, ClipRange):
     """Group scale and the range of the weights."""
 
 
-@checked
 def policy_loss(
     hyperparameters: Hyperparameters,
     log_probs: Float[Tensor, " tokens"],

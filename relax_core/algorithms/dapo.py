@@ -17,7 +17,6 @@ from relax_core import losses
 from relax_core.algorithm import Algorithm, TokenLoss, Traits
 from relax_core.algorithms import stages
 from relax_core.batch import Tokens
-from relax_core.checks import checked
 from relax_core.hyperparameters import Clip, GroupScale
 
 CLIP_HIGHER: Final = 0.28
@@ -42,7 +41,6 @@ class Hyperparameters(GroupScale, Clip):
         return CLIP_HIGHER if self.eps_clip_high is None else self.eps_clip_high
 
 
-@checked
 def policy_loss(
     hyperparameters: Hyperparameters,
     log_probs: Float[Tensor, " tokens"],

@@ -42,7 +42,7 @@ def policy_loss(
     inside, clipped = clip_by_sign(lp - old, adv, -hyperparameters.eps_clip, high)
     mean = tokens.sample_mean(inside * adv.sign().abs())
     loss = -adv * tokens.per_token(ratio_of(mean))
-    return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=clipped.to(lp.dtype))
+    return token_loss(loss, log_probs, ppo_kl=old - lp, clipfrac=clipped)
 
 
 GMPO = Algorithm[Hyperparameters](

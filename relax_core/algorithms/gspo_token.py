@@ -14,7 +14,6 @@ from relax_core import losses
 from relax_core.algorithm import Algorithm, TokenLoss, Traits
 from relax_core.algorithms import stages
 from relax_core.batch import Tokens
-from relax_core.checks import checked
 from relax_core.hyperparameters import Clip, GroupScale
 
 
@@ -23,7 +22,6 @@ class Hyperparameters(GroupScale, Clip):
     """Group scale and clip range, of the whole response's ratio: far narrower ones than a token's make sense."""
 
 
-@checked
 def policy_loss(
     hyperparameters: Hyperparameters,
     log_probs: Float[Tensor, " tokens"],

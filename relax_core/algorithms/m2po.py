@@ -14,7 +14,6 @@ from relax_core import losses
 from relax_core.algorithm import Algorithm, TokenLoss, Traits
 from relax_core.algorithms import stages
 from relax_core.batch import Tokens
-from relax_core.checks import checked
 from relax_core.hyperparameters import between, hyperparameter
 
 
@@ -27,7 +26,6 @@ class Hyperparameters:
     )
 
 
-@checked
 def policy_loss(
     hyperparameters: Hyperparameters,
     log_probs: Float[Tensor, " tokens"],

@@ -51,7 +51,6 @@ def estimate_advantages(
     return advantages.gae(rewards, values, tokens, gamma=hyperparameters.gamma, lambd=hyperparameters.lambd)
 
 
-@checked
 def value_loss(
     hyperparameters: Hyperparameters,
     values: Float[Tensor, " tokens"],

@@ -1,4 +1,7 @@
-"""Stages that more than one algorithm uses, in the form the record takes."""
+"""Stages that more than one algorithm uses, in the form the record takes.
+
+What only hands on to a function of `losses` is not `checked` a second time: it runs once for every micro-batch.
+"""
 
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
@@ -76,7 +79,6 @@ def broadcast_valid(
     return Advantages(spread, spread)
 
 
-@checked
 def ppo_clip(
     hyperparameters: Clip,
     log_probs: Float[Tensor, " tokens"],
@@ -96,7 +98,6 @@ def ppo_clip(
     )
 
 
-@checked
 def reinforce(
     hyperparameters: object,
     log_probs: Float[Tensor, " tokens"],

@@ -17,7 +17,7 @@ from tests.core.ranks import f64
 # Looked at where ranks agree, so that one rank's fault raises on every rank.
 AGREED = {"whiten_samples", "scale_by_signal", "normalize", "normalized", "whiten", "token_global"}
 # Of use to those above only, which have checked by then; and of Python values, whose faults have words of their own.
-INNER = {"select", "ratio_of", "nothing", "where_positive", "token_loss", "clip_by_sign", "clipped_surrogate"}
+INNER = {"select", "ratio_of", "nothing", "token_loss", "clip_by_sign", "clipped_surrogate"}
 INNER |= {"covariance", "largest", "single_reward", "named_components", "expect_finite"}
 VALUES = {"weight_vector", "weights_fault", "group_ids"}
 

@@ -36,7 +36,7 @@ def test_parts_of_the_tangent_add_up_to_the_whole_and_parts_by_themselves_do_not
     cut, alone, found = torch.zeros(()), torch.zeros(()), dict.fromkeys(metrics, 0.0)
     for start, stop in cuts:
         span, tokens = TOKENS.token_slice(start, stop), TOKENS.select(start, stop)
-        loss, share = summed(tangent.cut(span).along(log_probs[span]), weights[span], (stop - start) / 5)
+        loss, share = summed(tangent.cut(span).along(log_probs[span]), tokens, weights[span], (stop - start) / 5)
         cut = cut + loss
         found = {key: found[key] + value for key, value in share.items()}
         alone = alone + bound.loss(log_probs[span], old[span], advantages[span], tokens, weights[span])[0]
