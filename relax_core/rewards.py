@@ -118,9 +118,9 @@ def group_mean_std(
 ) -> Float[Tensor, " samples"]:
     """c / (std(c) + eps) with c = r - mean(r) over each group; only c where not `scale`. GRPO, arXiv 2402.03300.
 
-    In the rewards' own precision, what `c = r - r.mean(); c / (c.std() + eps)` gives for each group's rewards in their
-    order: in float32 on a CPU to the bit, in float64 but for the last one. With one exception: a group whose rewards are
-    all equal gets exact zeros, as one of one.
+    In the rewards' own precision, what `c = r - r.mean(); c / (c.std() + eps)` gives for the rewards of each group in
+    their order: in float32 on a CPU to the bit, in float64 but for the last one. With one exception: a group whose
+    rewards are all equal gets exact zeros, as one of one.
 
     Raises:
         ValueError: rewards so large that the statistics overflow.
