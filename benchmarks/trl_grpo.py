@@ -48,7 +48,6 @@ def run_relax(steps: int, prompt_tokens: int) -> list[float]:
     hyperparameters = grpo.hyperparameters()
     prompts = draw_prompts(steps * GROUPS, prompt_tokens)
     groups = torch.arange(GROUPS).repeat_interleave(GROUP_SIZE)
-    generator = torch.Generator().manual_seed(0)
     times = []
     with megatron_process(0):
         trainer = Trainer(
@@ -61,10 +60,9 @@ def run_relax(steps: int, prompt_tokens: int) -> list[float]:
         engine.update_weights(trainer)
         for step in range(steps):
             start = time.perf_counter()
-            drawn = prompts[step * GROUPS : (step + 1) * GROUPS]
-            answers = engine.generate(
-                drawn, n=GROUP_SIZE, max_new_tokens=NEW_TOKENS, temperature=1.0, generator=generator
-            )
+            places = range(step * GROUPS, (step + 1) * GROUPS)
+            drawn = prompts[places.start : places.stop]
+            answers = engine.generate(drawn, n=GROUP_SIZE, max_new_tokens=NEW_TOKENS, temperature=1.0, seeds=places)
             completions = [completion for group in answers for completion in group]
             rewards = torch.tensor([[float(sum(completion.token_ids) % 7)] for completion in completions])
             sequences = Sequences(

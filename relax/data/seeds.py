@@ -18,11 +18,6 @@ def derived_seed(seed: int, *path: str | int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
-def generator(seed: int, *path: str | int) -> torch.Generator:
-    """A torch generator for one use of randomness."""
-    return torch.Generator().manual_seed(derived_seed(seed, *path))
-
-
 def seed_global(seed: int, *path: str | int) -> None:
     """Sets the generators of the whole process: Python's, NumPy's and torch's.
 

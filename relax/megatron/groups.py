@@ -31,6 +31,32 @@ def replica() -> tuple[int, int]:
     return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
 
 
+def leads_replica() -> bool:
+    """Whether this rank is the first of those that hold its replica together."""
+    return not any(
+        (
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_context_parallel_rank(),
+        )
+    )
+
+
+def from_replicas(value: T) -> list[T]:
+    """What the first rank of each replica passes, in the replicas' order, on every rank of the job; it is pickled."""
+    own, replicas = replica()
+    if distributed.get_world_size() == 1:
+        return [value]
+    leaders = torch.zeros(replicas, dtype=torch.int64, device=shim.device())
+    if leads_replica():
+        leaders[own] = distributed.get_rank()
+    distributed.all_reduce(leaders)
+    held = [[value] for _ in range(replicas)]
+    for found, leader in zip(held, leaders.tolist(), strict=True):
+        distributed.broadcast_object_list(found, leader)
+    return [found[0] for found in held]
+
+
 def gathered(values: Tensor) -> tuple[Tensor, slice]:
     """The data-parallel ranks' vectors, of whatever lengths, one behind another, and which part is this rank's."""
     group = parallel_state.get_data_parallel_group()

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import attrs
@@ -31,14 +32,22 @@ class RewardFunction:
         Errors: `RelaxError` naming the function, the sample (prompt and response) and the key and value at fault.
         """
         scored = [attrs.evolve(sample, rewards=self._call(sample)) for sample in samples]
-        judged = [sample for sample in scored if sample.rewards is not None]
-        if scored and not judged:
-            raise RelaxError(
-                f"{self._of(scored[0])}: returned None, expected a mapping with the keys {self.keys}; None says that a "
-                f"sample was aborted, but all {len(scored)} of this draw got it: is a return missing?"
-            )
-        self._check(judged)
+        self._check([sample for sample in scored if sample.rewards is not None])
         return scored
+
+    def of_groups(self, groups: Sequence[tuple[Sample, ...]]) -> list[tuple[Sample, ...]]:
+        """`score`, group by group."""
+        scored = iter(self.score([sample for group in groups for sample in group]))
+        return [tuple(islice(scored, len(group))) for group in groups]
+
+    def expect_any(self, groups: Sequence[Sequence[Sample]]) -> None:
+        """Raises RelaxError where all samples that were rewarded together were aborted."""
+        samples = [sample for group in groups for sample in group]
+        if samples and all(sample.rewards is None for sample in samples):
+            raise RelaxError(
+                f"{self._of(samples[0])}: returned None, expected a mapping with the keys {self.keys}; None says that "
+                f"a sample was aborted, but all {len(samples)} of this draw got it: is a return missing?"
+            )
 
     def _call(self, sample: Sample) -> Mapping[str, object] | None:
         try:

@@ -2,17 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import attrs
 
+from relax.agreement import stage
 from relax.data.prompts import DrawOrder
 from relax.data.samples import Sample
-from relax.data.seeds import generator
+from relax.data.seeds import derived_seed, seed_global
 from relax.inputs import Input
 from relax.rewards.loader import RewardFunction
 from relax.rollout.filter import Filter
 from relax.rollout.sampling import Group, Prompts, Sampler
+from relax.rollout.sharing import Share, alone
 from relax.runtime.clock import Clock
 from relax_core.rewards import component_matrix
 
@@ -76,6 +78,7 @@ class RolloutRole:
     keep: Filter
     plan: SamplingPlan
     seed: int
+    share: Share = alone
 
     @property
     def supplies(self) -> frozenset[Input]:
@@ -97,8 +100,8 @@ class RolloutRole:
         for _ in range(1 + self.plan.redraws):
             missing = self.plan.prompts - len(kept)
             groups = self._draw(position, missing, clock)
-            position += missing
-            with clock.phase("reward"):
+            with clock.phase("reward"), stage(f"the choice among the draws from {position} on"):
+                seed_global(self.seed, "choice", position)
                 aborted += (sample for group in groups for sample in group if sample.rewards is None)
                 voting = [tuple(sample for sample in group if sample.rewards is not None) for group in groups]
                 whole = [group for group in voting if len(group) >= self.plan.least]
@@ -111,24 +114,36 @@ class RolloutRole:
                     (kept if reason is None else dropped).append(group)
                 reasons.update(reason for reason in verdicts if reason is not None)
                 reasons.update(aborted=len(small))
+            position += missing
             if len(kept) == self.plan.prompts:
                 break
         return Rollout(tuple(kept), tuple(dropped), silent, position, tuple(aborted), +reasons)
 
     def _draw(self, position: int, amount: int, clock: Clock) -> list[Group]:
         order, plan = DrawOrder(len(self.prompts.ids), self.seed, "prompts"), self.plan
-        prompts = self.prompts.take(order.take(position, amount))
-        random = generator(self.seed, "rollout", position)
-        with clock.phase("rollout"):
-            groups = self.sampler.respond(
-                prompts, n=plan.responses, temperature=plan.temperature, generator=random, first_group=position
-            )
-            if plan.greedy_key is not None:
-                greedy = self.sampler.respond(prompts, n=1, temperature=0.0, generator=random, first_group=position)
-                groups = [(*group, *best) for group, best in zip(groups, greedy, strict=True)]
-        with clock.phase("reward"):
-            groups = rewarded(self.reward, groups)
-            return groups if plan.greedy_key is None else [_told(group, plan.greedy_key) for group in groups]
+        drawn = self.prompts.take(order.take(position, amount))
+
+        def answer(share: range) -> list[Group]:
+            prompts, first = drawn.take(share), position + share.start
+            seeds = [derived_seed(self.seed, "responses", first + place) for place in range(len(share))]
+            with clock.phase("rollout"):
+                groups = self.sampler.respond(
+                    prompts, n=plan.responses, temperature=plan.temperature, seeds=seeds, first_group=first
+                )
+                if plan.greedy_key is not None:
+                    best = self.sampler.best(prompts, first)
+                    groups = [(*group, *greedy) for group, greedy in zip(groups, best, strict=True)]
+            seed_global(self.seed, "rewards", first)
+            return groups
+
+        def reward(groups: list[Group]) -> list[Group]:
+            with clock.phase("reward"):
+                return self.reward.of_groups(groups)
+
+        last = position + amount - 1
+        groups = self.share(amount, answer, reward, place=f"samples and rewards of draws {position} to {last}")
+        self.reward.expect_any(groups)
+        return groups if plan.greedy_key is None else [_told(group, plan.greedy_key) for group in groups]
 
 
 def _told(group: Group, key: str) -> Group:
@@ -138,9 +153,3 @@ def _told(group: Group, key: str) -> Group:
         return tuple(attrs.evolve(sample, rewards=None) for sample in samples)
     (reward,) = component_matrix([best.rewards], (key,)).flatten().tolist()
     return tuple(attrs.evolve(sample, greedy_reward=reward) for sample in samples)
-
-
-def rewarded(reward: RewardFunction, groups: list[Group]) -> list[Group]:
-    """The groups with the rewards of their samples."""
-    scored = iter(reward.score([sample for group in groups for sample in group]))
-    return [tuple(islice(scored, len(group))) for group in groups]

@@ -25,13 +25,13 @@ class Engine(Protocol):
         n: int,
         max_new_tokens: int,
         temperature: float,
-        generator: torch.Generator,
+        seeds: Sequence[int],
     ) -> list[list[Completion]]:
         """`n` responses to each prompt, each of 1 to `max_new_tokens` tokens.
 
-        Equal weights, arguments and generator state give equal responses. Temperature 0 takes the likeliest token (the
-        reported log-probs are then those at temperature 1); prompts may differ in length and take part exactly as they
-        would alone.
+        A prompt's responses follow from the weights, the prompt and its one of `seeds`; which others are answered with
+        it does not matter, but for rounding. Temperature 0 takes the likeliest token (the reported log-probs are then
+        those at temperature 1).
         """
         ...
 
@@ -80,7 +80,7 @@ def sample(
     n: int,
     max_new_tokens: int,
     temperature: float,
-    generator: torch.Generator,
+    seeds: Sequence[int],
     end_ids: Sequence[int],
     max_positions: int,
     device: torch.device,
@@ -90,6 +90,8 @@ def sample(
     Finished rows leave the batch when they are a quarter of it, since making room copies the cache; what a row says
     after its end is cut.
     """
+    if len(seeds) != len(prompts):
+        raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts")
     if not prompts:
         return []
     if not all(prompts):
@@ -102,8 +104,7 @@ def sample(
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
     rows = len(prompts) * n
-    uniforms = torch.rand(max_new_tokens, rows, dtype=torch.float64, generator=generator, device=generator.device)
-    uniforms = uniforms.to(device)
+    uniforms = torch.cat([_uniforms(seed, max_new_tokens, n) for seed in seeds], dim=1).to(device)
 
     ends = torch.tensor(end_ids, device=device)
     tokens = torch.full((max_new_tokens, rows), end_ids[0], device=device)
@@ -124,6 +125,11 @@ def sample(
             decoder.keep(going_on)
         logits = decoder.step(chosen)
     return _completions(tokens.t(), log_probs.t(), n, torch.isin(tokens.t(), ends))
+
+
+def _uniforms(seed: int, *shape: int) -> Tensor:
+    """Random numbers in [0, 1) for the responses to one prompt."""
+    return torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def _completions(tokens: Tensor, log_probs: Tensor, n: int, ends: Tensor) -> list[list[Completion]]:

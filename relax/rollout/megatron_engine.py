@@ -42,7 +42,7 @@ class MegatronEngine:
         n: int,
         max_new_tokens: int,
         temperature: float,
-        generator: torch.Generator,
+        seeds: Sequence[int],
     ) -> list[list[Completion]]:
         if self._model is None:
             raise RuntimeError("the engine has no weights yet: call update_weights first")
@@ -53,7 +53,7 @@ class MegatronEngine:
             n=n,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
-            generator=generator,
+            seeds=seeds,
             end_ids=self.end_ids,
             max_positions=self._model.max_position_embeddings,
             device=self._model.rotary_cos.device,

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import attrs
-import torch
 
 from relax.data.prompts import Record, Worded
 from relax.data.samples import Sample, TokenIds
@@ -51,11 +50,11 @@ class Sampler:
     max_new_tokens: int
 
     def respond(
-        self, prompts: Prompts, *, n: int, temperature: float, generator: torch.Generator, first_group: int = 0
+        self, prompts: Prompts, *, n: int, temperature: float, seeds: Sequence[int], first_group: int = 0
     ) -> list[Group]:
-        """`n` samples for each prompt, as one group each, not yet rewarded."""
+        """`n` samples for each prompt, as one group each, not yet rewarded. What they are follows from its seed."""
         completions = self.engine.generate(
-            prompts.ids, n=n, max_new_tokens=self.max_new_tokens, temperature=temperature, generator=generator
+            prompts.ids, n=n, max_new_tokens=self.max_new_tokens, temperature=temperature, seeds=seeds
         )
         return [
             tuple(
@@ -64,3 +63,7 @@ class Sampler:
             )
             for offset, (record, ids, answers) in enumerate(zip(prompts.records, prompts.ids, completions, strict=True))
         ]
+
+    def best(self, prompts: Prompts, first_group: int = 0) -> list[Group]:
+        """The greedy sample for each prompt, as a group of its own."""
+        return self.respond(prompts, n=1, temperature=0.0, seeds=[0] * len(prompts.ids), first_group=first_group)

@@ -37,7 +37,7 @@ class TransformersEngine:
         n: int,
         max_new_tokens: int,
         temperature: float,
-        generator: torch.Generator,
+        seeds: Sequence[int],
     ) -> list[list[Completion]]:
         if self._model is None:
             raise RuntimeError("the engine has no weights yet: call update_weights first")
@@ -47,7 +47,7 @@ class TransformersEngine:
             n=n,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
-            generator=generator,
+            seeds=seeds,
             end_ids=self.end_ids,
             max_positions=self._model.config.max_position_embeddings,
             device=shim.device(),

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 import attrs
 
 from relax.data.samples import Sample
-from relax.data.seeds import generator
 from relax.data.wording import asked
 from relax.rewards.loader import RewardFunction
-from relax.roles.rollout import rewarded
 from relax.rollout.metrics import sample_metrics
 from relax.rollout.sampling import Prompts, Sampler
+from relax.rollout.sharing import Share, alone
 
 SHOWN = 8
 
@@ -23,11 +22,18 @@ class Evaluator:
     prompts: Prompts
     reward: RewardFunction
     input_key: str
+    share: Share = alone
 
     def evaluate(self) -> dict[str, object]:
         """Means of every reward and of the response length, and a few answers to look at."""
-        groups = self.sampler.respond(self.prompts, n=1, temperature=0.0, generator=generator(0, "greedy"))
-        samples = [sample for group in rewarded(self.reward, groups) for sample in group]
+        groups = self.share(
+            len(self.prompts.ids),
+            lambda share: self.sampler.best(self.prompts.take(share), share.start),
+            self.reward.of_groups,
+            place="answers to held-out prompts",
+        )
+        self.reward.expect_any(groups)
+        samples = [sample for group in groups for sample in group]
         return {
             "problems": len(samples),
             "greedy": True,

@@ -15,7 +15,7 @@ import attrs
 from relax.agreement import stage
 from relax.config import Config, configure
 from relax.data.prompts import Worded
-from relax.data.seeds import generator
+from relax.data.seeds import derived_seed
 from relax.data.wording import asked
 from relax.errors import ConfigError, RelaxError
 from relax.megatron import checkpoint
@@ -175,9 +175,8 @@ def sample(run_dir: Path, prompts: Sequence[str], *, n: int, temperature: float,
             parts.policy.codec,
             config.max_position_embeddings - config.rollout_max_response_len,
         )
-        groups = parts.sampler.respond(
-            encoded, n=n, temperature=temperature, generator=generator(config.seed, "sample")
-        )
+        seeds = [derived_seed(config.seed, "sample", place) for place in range(len(prompts))]
+        groups = parts.sampler.respond(encoded, n=n, temperature=temperature, seeds=seeds)
     between = "\n" if config.apply_chat_template else ""  # where the template says that the answer begins
     for prompt, group in zip(prompts, groups, strict=True):
         for answer in group:

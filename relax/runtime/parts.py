@@ -30,6 +30,7 @@ from relax.rollout.engine import Engine
 from relax.rollout.filter import load_filter
 from relax.rollout.megatron_engine import MegatronEngine
 from relax.rollout.sampling import Prompts, Sampler
+from relax.rollout.sharing import among_replicas
 from relax.rollout.transformers_engine import TransformersEngine
 from relax.runtime.demonstrations import Demonstrations
 from relax.runtime.evaluation import Evaluator
@@ -162,10 +163,10 @@ def build(config: Config, policy: Policy, *, imitating: bool) -> Parts:
             config.algorithm.traits.min_group_size,
             config.reward_key if "greedy_reward" in config.algorithm.traits.component_names else None,
         )
-        rollout = RolloutRole(sampler, prompts, reward, objective.carry_signal, keep, plan, config.seed)
+        rollout = RolloutRole(sampler, prompts, reward, objective.carry_signal, keep, plan, config.seed, among_replicas)
     if reward is not None and held_out is not None:
         asked = held_out.take(range(min(config.eval_samples, len(held_out.ids))))
-        evaluator = Evaluator(sampler, asked, reward, config.input_key)
+        evaluator = Evaluator(sampler, asked, reward, config.input_key, among_replicas)
     critic = _critic(config, size, batching)
     beside = None if critic is None else CriticRole(critic, objective)
     actor = ActorRole(trainer, objective, config.num_steps_per_rollout, beside)

@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 
 import attrs
 
-from relax.agreement import gathering, stage
+from relax.agreement import gathering
 from relax.config import Config
 from relax.data.samples import Sequences
 from relax.data.seeds import seed_global
@@ -140,10 +140,8 @@ class Run:
         """Sample with the current weights, train on what is worth it, and record a line for each optimizer step."""
         role = self.parts.rollout
         assert role is not None
-        seed_global(self.config.seed, "rollout", self.position.rollouts)
         self._refresh_engine()
-        with stage(f"samples and rewards of rollout {self.position.rollouts}"):
-            rollout = role.collect(self.position.drawn, self.clock)
+        rollout = role.collect(self.position.drawn, self.clock)
         self._check_patience(rollout)
         with self.clock.phase("metrics"):
             metrics = sample_metrics(rollout.generated) | zero_signal_metrics(

@@ -22,8 +22,8 @@ ENGINES = pytest.mark.parametrize("engine_type", [MegatronEngine, TransformersEn
 def responses(
     engine: Engine, prompts: Sequence[Sequence[int]] = PROMPTS, *, temperature: float = 1.0, n: int = 3, seed: int = 4
 ) -> list[list[Completion]]:
-    generator = torch.Generator().manual_seed(seed)
-    return engine.generate(prompts, n=n, max_new_tokens=20, temperature=temperature, generator=generator)
+    seeds = [seed * 10 + len(prompt) for prompt in prompts]
+    return engine.generate(prompts, n=n, max_new_tokens=20, temperature=temperature, seeds=seeds)
 
 
 @ENGINES
@@ -62,16 +62,18 @@ def test_both_engines_say_the_same(make_trainer: MakeTrainer, temperature: float
 
 
 @ENGINES
+@pytest.mark.parametrize(("temperature", "n"), [(0.0, 1), (1.0, 3)])
 def test_a_prompt_is_answered_as_it_would_be_alone(
-    make_trainer: MakeTrainer, engine_type: type[MegatronEngine]
+    make_trainer: MakeTrainer, engine_type: type[MegatronEngine], temperature: float, n: int
 ) -> None:
     engine = engine_type([EOS])
     engine.update_weights(make_trainer())
-    together = responses(engine, temperature=0.0, n=1)
+    together = responses(engine, temperature=temperature, n=n)
     for prompt, group in zip(PROMPTS, together, strict=True):
-        (alone,) = responses(engine, [prompt], temperature=0.0, n=1)
-        assert alone[0].token_ids == group[0].token_ids
-        assert alone[0].log_probs == pytest.approx(group[0].log_probs, abs=1e-5)
+        (alone,) = responses(engine, [prompt], temperature=temperature, n=n)
+        for own, other in zip(alone, group, strict=True):
+            assert own.token_ids == other.token_ids
+            assert own.log_probs == pytest.approx(other.log_probs, abs=1e-5)
 
 
 @ENGINES
@@ -110,6 +112,8 @@ def test_requests_that_cannot_be_met_are_refused(make_trainer: MakeTrainer, engi
         responses(engine, [[3], []])
     with pytest.raises(ValueError, match="prompt of 50 tokens and 20 new ones"):
         responses(engine, [[3] * 50])
+    with pytest.raises(ValueError, match="1 seeds for 2 prompts"):
+        engine.generate([[3], [4]], n=1, max_new_tokens=2, temperature=1.0, seeds=[0])
     assert responses(engine, []) == []
 
 
@@ -179,7 +183,7 @@ def test_prompts_are_read_once_and_finished_rows_leave() -> None:
         n=2,
         max_new_tokens=3,
         temperature=1.0,
-        generator=torch.Generator().manual_seed(0),
+        seeds=[0, 1],
         end_ids=[0],
         max_positions=100,
         device=torch.device("cpu"),

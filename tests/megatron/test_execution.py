@@ -116,8 +116,7 @@ def test_engine_and_critic_in_bfloat16() -> None:
     trainer, prompt = build(BF16), (1, 2, 3)
     engine = MegatronEngine([VOCABULARY])  # an id that is never drawn
     engine.update_weights(trainer)
-    generator = torch.Generator().manual_seed(0)
-    (answers,) = engine.generate([prompt], n=4, max_new_tokens=6, temperature=1.0, generator=generator)
+    (answers,) = engine.generate([prompt], n=4, max_new_tokens=6, temperature=1.0, seeds=[0])
     sequences = Sequences((prompt,) * 4, tuple(answer.token_ids for answer in answers))
     reported = torch.tensor([value for answer in answers for value in answer.log_probs])
     assert (trainer.log_probs(sequences).log_probs - reported).abs().max() < 0.1

@@ -81,8 +81,7 @@ def test_sampling_reports_the_log_probs_of_its_training() -> None:
     _, trainer = pair("bshd")
     engine, prompt = MegatronEngine([VOCABULARY]), (1, 2, 3)
     engine.update_weights(trainer)
-    generator = torch.Generator().manual_seed(0)
-    (answers,) = engine.generate([prompt], n=4, max_new_tokens=6, temperature=1.0, generator=generator)
+    (answers,) = engine.generate([prompt], n=4, max_new_tokens=6, temperature=1.0, seeds=[0])
     sequences = Sequences((prompt,) * 4, tuple(answer.token_ids for answer in answers))
     reported = torch.tensor([value for answer in answers for value in answer.log_probs])
     assert (trainer.log_probs(sequences).log_probs.cpu() - reported).abs().max() < 0.1

@@ -33,7 +33,7 @@ for turn in range(2):
         trainer = Trainer(config, OptimizerConfig(total_steps=3), seed=0, batching=Batching(micro_batch_size=2))
         for engine in (MegatronEngine([1]), TransformersEngine([1])):
             engine.update_weights(trainer)
-            engine.generate([[3, 4], [5]], n=2, max_new_tokens=3, temperature=1.0, generator=torch.Generator())
+            engine.generate([[3, 4], [5]], n=2, max_new_tokens=3, temperature=1.0, seeds=[0, 1])
         sequences = Sequences(((3,), (4, 5)), ((6, 7), (8,)))
         trainer.log_probs(sequences)
         trainer.update(sequences, lambda batch: (batch.log_probs.sum(), {{}}))

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from relax.data.samples import Completion, Sample
 from relax.data.tokenizer import TextCodec
 
@@ -32,7 +30,7 @@ class ScriptedEngine:
         n: int,
         max_new_tokens: int,
         temperature: float,
-        generator: torch.Generator,
+        seeds: Sequence[int],
     ) -> list[list[Completion]]:
         drawn = sum(self.asked)
         self.asked.append(len(prompts))

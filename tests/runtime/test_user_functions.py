@@ -103,8 +103,13 @@ def test_each_sample_keeps_its_own_rewards_although_the_mapping_is_one() -> None
 
 @pytest.mark.parametrize("value", [None, 1.0, [("a", 1.0)], "a"])
 def test_a_reward_is_a_mapping(value: object) -> None:
+    function = RewardFunction("their.score", lambda s: value, ("a",))
+
+    def rewarded() -> None:
+        function.expect_any(function.of_groups([(sample(0),)]))
+
     with pytest.raises(RelaxError, match="expected a mapping with the keys"):
-        RewardFunction("their.score", lambda s: value, ("a",)).score([sample(0)])
+        rewarded()
 
 
 def test_an_exception_is_told_with_its_place() -> None:
