@@ -1,12 +1,12 @@
 """Scores -> advantages: one number for each sample becomes one for each response token."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from relax_core.algorithm import AdvantageNormalization, Advantages
@@ -34,7 +34,7 @@ def broadcast(scores: Float[Tensor, " samples"], tokens: Tokens) -> Float[Tensor
 @checked
 def broadcast_valid(scores: Float[Tensor, " samples"], tokens: Tokens) -> Float[Tensor, " tokens"]:
     """Every valid token carries its sample's score, every other 0."""
-    return torch.where(tokens.mask, broadcast(scores, tokens), 0.0)
+    return tokens.counted(broadcast(scores, tokens))
 
 
 @checked
@@ -55,7 +55,7 @@ def token_rewards(
     spread = broadcast(scores, tokens)
     rewards = torch.where(tokens.mask & (tokens.valid_after == 0), spread, 0.0)
     if kl_coef and kl is not None:
-        rewards = rewards - kl_coef * torch.where(tokens.mask, kl.detach().to(rewards.dtype), 0.0)
+        rewards = rewards - kl_coef * tokens.counted(kl.detach().to(rewards.dtype))
     return rewards
 
 
@@ -66,8 +66,8 @@ def discounted_returns(rewards: Float[Tensor, " tokens"], tokens: Tokens, *, gam
     REINFORCE++, arXiv 2501.03262. A scan, see `_scan`.
     """
     tokens.expect_tokens(rewards)
-    selected = torch.where(tokens.mask, rewards.detach(), 0.0)
-    return torch.where(tokens.mask, _scan(selected, tokens.lengths.to(rewards.device), gamma), 0.0)
+    selected = tokens.counted(rewards.detach())
+    return tokens.counted(_scan(selected, tokens.lengths.to(rewards.device), gamma))
 
 
 @checked
@@ -103,7 +103,7 @@ def _scan(values: Tensor, lengths: Tensor, decay: float) -> Tensor:
     """
     longest = int(lengths.max()) if len(lengths) else 0
     if longest <= 1:
-        return values
+        return values.clone()
     blocks = (lengths + _BLOCK - 1) // _BLOCK
     x, gaps = _cut(values, lengths, blocks)
     added, reach = torch.empty_like(x), 1
@@ -266,11 +266,13 @@ class _Statistics:
     deviations: Float[Tensor, " n"]
     count: Float[Tensor, " batches"]
     squares: Float[Tensor, " batches"]
-    equal: Bool[Tensor, " batches"]
+    equal: Sequence[bool]
 
     def zero_where_equal(self, results: Tensor) -> Tensor:
         """Exact zeros for batches whose values a trainer cannot tell apart."""
-        return torch.where(self.spread(self.equal), 0.0, results)
+        if not any(self.equal):
+            return results
+        return torch.where(self.spread(torch.tensor(self.equal, device=results.device)), 0.0, results)
 
 
 def _score_share(scores: Tensor, tokens: Tokens, segment: Segment | None) -> Callable[[], _Share]:
@@ -304,7 +306,7 @@ def _statistics(share: Callable[[], _Share], like: Tensor, reduce: Reduce) -> _S
         deviations=deviations,
         count=values.new_tensor(counts),
         squares=values.new_tensor([quotient(energy, 1) for energy in energies]),
-        equal=torch.tensor([number == 0 for number in differing], device=values.device),
+        equal=[number == 0 for number in differing],
     )
 
 

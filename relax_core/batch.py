@@ -96,6 +96,10 @@ class Tokens:
         """Is it known that every token counts? Not while tracing: a trace must not depend on what a mask holds."""
         return not torch.compiler.is_compiling() and self.all_valid
 
+    def counted(self, values: Shaped[Tensor, " tokens"]) -> Shaped[Tensor, " tokens"]:
+        """The values of tokens that count, 0 elsewhere. What is left out has a gradient of exactly 0."""
+        return values if self.known_all_valid else torch.where(self.mask, values, 0.0)
+
     def only_valid(self, values: Shaped[Tensor, " tokens"]) -> Shaped[Tensor, " valid"]:
         """The values of tokens that count, back to back; `valid` tells how many each response has."""
         return values if self.all_valid else values.masked_select(self.mask)

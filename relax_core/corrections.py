@@ -42,7 +42,7 @@ def truncated_importance(
     ratio = ratio_of(old - rollout)
     weight = ratio.clamp(low, high)
     clipped = tokens.mask & (weight != ratio)
-    return _wrapped(loss, loss.loss * weight, tis=torch.where(tokens.mask, ratio, 0.0), tis_clipfrac=clipped)
+    return _wrapped(loss, loss.loss * weight, tis=tokens.counted(ratio), tis_clipfrac=clipped)
 
 
 @checked
@@ -64,7 +64,7 @@ def masked_importance(
     inside = (ratio >= low) & (ratio <= high)
     dropped = tokens.mask & ~inside
     per_token = torch.where(inside, loss.loss * ratio, 0.0)
-    return _wrapped(loss, per_token, tis=torch.where(tokens.mask, ratio, 0.0), tis_clipfrac=dropped)
+    return _wrapped(loss, per_token, tis=tokens.counted(ratio), tis_clipfrac=dropped)
 
 
 @checked

@@ -30,9 +30,7 @@ def select(tokens: Tokens, *values: Tensor) -> tuple[Tensor, ...]:
     """The values of tokens that count, else 0, in float32 at least. What is left out has a gradient of exactly 0."""
     tokens.expect_tokens(values[0])
     wide = torch.promote_types(values[0].dtype, torch.float32)
-    if tokens.known_all_valid:
-        return tuple(value.to(wide) for value in values)
-    return tuple(torch.where(tokens.mask, value.to(wide), 0.0) for value in values)
+    return tuple(tokens.counted(value.to(wide)) for value in values)
 
 
 def ratio_of(log_ratio: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             "reward_key": "score",
             "custom_rm_path": "relax.rewards.arithmetic.score",
             "dynamic_sampling_filter_path": "signal",
-            "warm_start_steps": 350,
+            "warm_start_steps": 500,
             "warm_start_batch_size": 64,
             "warm_start_lr": 1e-3,
             "num_rollout": 120,

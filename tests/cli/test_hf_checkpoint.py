@@ -67,7 +67,7 @@ def test_sequences_may_be_shorter_than_the_model_can_read(chosen: Callable[..., 
 
 
 def test_no_warm_start_unless_it_is_asked_for(qwen3: Path) -> None:
-    assert configure().warm_start_steps == 350
+    assert configure().warm_start_steps == 500
     assert configure(hf_checkpoint=qwen3).warm_start_steps == 0
     assert configure(hf_checkpoint=qwen3, warm_start_steps=9).warm_start_steps == 9
 

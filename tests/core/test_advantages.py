@@ -51,6 +51,14 @@ def test_scans_are_the_recursions(gamma: float, lambd: float) -> None:
     torch.testing.assert_close(returns, f64(expected_returns), rtol=1e-12, atol=1e-12)
 
 
+def test_what_is_returned_is_nobody_elses() -> None:
+    """Where nothing follows any token and all count, returns are the rewards: equal, not the same tensor."""
+    rewards, tokens = torch.tensor([1.0, 2.0]), rc.Tokens.full([1, 1])
+    returns = advantages.discounted_returns(rewards, tokens, gamma=0.9)
+    assert returns.tolist() == [1.0, 2.0]
+    assert returns.data_ptr() != rewards.data_ptr()
+
+
 def test_a_response_is_untouched_to_the_bit_by_its_neighbours() -> None:
     torch.manual_seed(8)
     tokens = rc.Tokens.full([3, 200, 7, 50])
