@@ -69,13 +69,6 @@ def effective(config: Config, traits: Traits) -> Iterator[str]:
             yield f"{option.flag} {value}: has no effect without --{switch.replace('_', '-')}"
 
 
-def engine_layout(config: Config, traits: Traits) -> Iterator[str]:
-    """An engine with a copy of the weights is given whole matrices."""
-    size = config.tensor_model_parallel_size
-    if size > 1 and config.rollout_engine != "megatron":
-        yield f"--rollout-engine {config.rollout_engine}: has no split matrices (--tensor-model-parallel-size {size})"
-
-
 def engine_precision(config: Config, traits: Traits) -> Iterator[str]:
     """Transformer Engine's attention has no float32."""
     if config.transformer_impl == "transformer_engine" and not config.bf16:
@@ -244,7 +237,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("on-policy", _ON_POLICY, trait_checks.on_policy, "on_policy"),
     Check("complete batch", ("num_iters_per_train_update",), trait_checks.complete_batch, "complete_batch"),
     Check("critic", ("hybrid", "fully_async"), trait_checks.critic, "needs_critic"),
-    Check("engine and layout", ("rollout_engine", "tensor_model_parallel_size"), engine_layout),
     Check("Transformer Engine", ("transformer_impl", "bf16"), engine_precision),
     Check("one mode", ("colocate", "hybrid", "fully_async"), one_mode),
     Check("one debug switch", ("debug_rollout_only", "debug_train_only"), one_debug_switch),

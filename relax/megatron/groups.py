@@ -88,13 +88,13 @@ def everywhere(holds: bool) -> bool:
 
 
 def tensor_from_last_stage(values: Tensor | None, *shape: int) -> Tensor:
-    """On every pipeline stage what the last one holds, float32 of this shape; the others pass None."""
-    if values is None:
-        values = torch.empty(shape, device=shim.device())
+    """On every pipeline stage what the last one holds, float32 of this shape; the others pass None. On the CPU."""
+    found = torch.empty(shape) if values is None else values
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        found = found.to(shim.device())
         source = parallel_state.get_pipeline_model_parallel_last_rank()
-        distributed.broadcast(values, source, group=parallel_state.get_pipeline_model_parallel_group())
-    return values
+        distributed.broadcast(found, source, group=parallel_state.get_pipeline_model_parallel_group())
+    return found.cpu()
 
 
 def object_from_last_stage(value: T) -> T:

@@ -161,7 +161,8 @@ class Learner(Generic[M]):
         def on_last_stage(batch: PaddedBatch, output: Tensor, **kwargs: object) -> object:
             with shim.as_torch_is():
                 whole = output if batch.gather is None else context.whole_responses(output, batch.gather)
-                return reduce(batch, whole, **kwargs)
+                # A few numbers a token: what is made of them is computed where the batch they belong to is.
+                return reduce(batch, whole.cpu(), **kwargs)
 
         def forward_step(
             batches: Iterator[PaddedBatch], model: torch.nn.Module

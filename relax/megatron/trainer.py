@@ -20,7 +20,10 @@ _REFERENCE = "reference."
 
 @attrs.frozen
 class LogProbs:
-    """Log-prob of every response token and entropy of the distribution it was drawn from, in nats, [tokens] each."""
+    """Log-prob of every response token and entropy of the distribution it was drawn from, in nats, [tokens] each.
+
+    On the CPU, wherever the model is.
+    """
 
     log_probs: Tensor
     entropy: Tensor
@@ -28,7 +31,10 @@ class LogProbs:
 
 @attrs.frozen
 class MicroBatch:
-    """Samples `start` to `stop` of the batch, with the log-probs and entropies of their response tokens: [tokens]."""
+    """Samples `start` to `stop` of the batch, with the log-probs and entropies of their response tokens: [tokens].
+
+    On the CPU, as the rest of the batch is; a gradient finds its way back to the model.
+    """
 
     start: int
     stop: int
