@@ -207,13 +207,19 @@ class Tangent:
 def summed(
     loss: TokenLoss, tokens: Tokens, weights: Float[Tensor, " tokens"], share: float = 1.0
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    """Token losses weighed and summed, and their metrics; those of no token count by `share`."""
-    metrics = {
-        # Metrics hold 0 where the weight is 0, and have no gradient: a plain product will do.
-        name: torch.dot(metric.to(weights.dtype), weights).to(metric.dtype) if metric.ndim else metric * share
-        for name, metric in loss.metrics.items()
-    }
-    return reducers.weighted_sum(loss.loss, weights, everywhere=tokens.known_all_valid), metrics
+    """Token losses weighed and summed, and their metrics; those of no token count by `share`.
+
+    What a loss holds where the weight is 0 is only looked for where tokens are masked: it costs more than the sum.
+    """
+
+    def product(values: Tensor) -> Tensor:
+        wide = torch.promote_types(values.dtype, weights.dtype)
+        return torch.dot(values.to(wide), weights.to(wide)).to(values.dtype)
+
+    # Metrics hold 0 under the mask, and have no gradient: a plain product will do.
+    metrics = {name: product(metric) if metric.ndim else metric * share for name, metric in loss.metrics.items()}
+    plain = tokens.known_all_valid
+    return product(loss.loss) if plain else reducers.weighted_sum(loss.loss, weights), metrics
 
 
 def pipeline(

@@ -46,16 +46,8 @@ def _total(flags: Tensor, reduce: Reduce) -> Tensor:
 
 
 @checked
-def weighted_sum(
-    loss: Float[Tensor, " tokens"], weights: Float[Tensor, " tokens"], *, everywhere: bool = False
-) -> Float[Tensor, ""]:
-    """sum(weight * loss) over tokens whose weight is not 0; what the others hold does not matter, NaN included.
-
-    `everywhere` says that no weight is 0, which spares the look.
-    """
-    if everywhere:
-        wide = torch.promote_types(loss.dtype, weights.dtype)
-        return torch.dot(loss.to(wide), weights.to(wide)).to(loss.dtype)
+def weighted_sum(loss: Float[Tensor, " tokens"], weights: Float[Tensor, " tokens"]) -> Float[Tensor, ""]:
+    """sum(weight * loss) over tokens whose weight is not 0; what the others hold does not matter, NaN included."""
     result: Tensor = _WeightedSum.apply(loss, weights)  # type: ignore[no-untyped-call]
     return result
 

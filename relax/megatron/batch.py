@@ -1,6 +1,6 @@
 """Sequences as the tensors that a model eats, padded or packed, whole or a context rank's share."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, groupby
 
 import attrs
@@ -57,6 +57,7 @@ def micro_batches(
     `packed` puts them behind one another, without padding; otherwise neighbours with the same prompt share a row where
     that leaves fewer places to compute.
     """
+    ranks = context.size()
     for start, stop in spans:
         chosen = sequences.select(start, stop)
         # A rank without samples runs the model too, on one token of padding, so that all ranks do the same.
@@ -64,11 +65,11 @@ def micro_batches(
         if packed:
             batch = _one_row(filled)
         else:
-            share = context.size() == 1 and _sharing_saves(filled)
+            share = ranks == 1 and _sharing_saves(filled)
             batch = _rows_of_prompts(filled) if share else _rows_of_samples(filled)
-        if context.size() > 1:
+        if ranks > 1:
             batch = _share(batch)
-        yield _move(attrs.evolve(batch, start=start, stop=stop), device)
+        yield _placed(batch, start, stop, device)
 
 
 def _sharing_saves(chosen: Sequences) -> bool:
@@ -84,16 +85,20 @@ def _sharing_saves(chosen: Sequences) -> bool:
 
 def _rows_of_samples(chosen: Sequences) -> PaddedBatch:
     """One sample a row. Its last token is predicted, never fed."""
-    tokens, real = _matrix(
-        [prompt + response for prompt, response in zip(chosen.prompts, chosen.responses, strict=True)]
+    rows, pairs = len(chosen), list(zip(chosen.prompts, chosen.responses, strict=True))
+    fed = max(1, max(len(prompt) + len(response) for prompt, response in pairs) - 1)
+    padded = (((prompt + response)[:fed] + (0,) * (fed - len(prompt) - len(response))) for prompt, response in pairs)
+    places = (
+        range((len(prompt) - 1) * rows + row, (len(prompt) + len(response) - 1) * rows + row, rows)
+        for row, (prompt, response) in enumerate(pairs)
     )
-    rows, width = tokens.shape
-    prompts = _lengths(chosen.prompts).unsqueeze(1)
-    predicted = real[:, 1:] & (torch.arange(1, width) >= prompts)
-    places = torch.arange(width - 1) * rows + torch.arange(rows).unsqueeze(1)
-    fed = max(1, width - 1)
     return PaddedBatch(
-        0, 0, tokens[:, :fed], torch.arange(fed).unsqueeze(0), places[predicted], tokens[:, 1:][predicted]
+        0,
+        0,
+        _flat(padded).view(rows, fed),
+        torch.arange(fed).unsqueeze(0),
+        _flat(places),
+        _flat(chosen.responses),
     )
 
 
@@ -103,17 +108,16 @@ def _one_row(chosen: Sequences) -> PaddedBatch:
     fed = [prompt + response[:-1] for prompt, response in pairs] or [(0,)]
     lengths = tuple(map(len, fed))
     starts = accumulate(lengths, initial=0)
-    places = [
-        torch.arange(start + len(prompt) - 1, start + len(prompt) + len(response) - 1)
+    places = (
+        range(start + len(prompt) - 1, start + len(prompt) + len(response) - 1)
         for start, (prompt, response) in zip(starts, pairs, strict=False)
-    ]
-    nothing = torch.empty(0, dtype=torch.int64)
+    )
     return PaddedBatch(
         0,
         0,
         _flat(fed).unsqueeze(0),
-        torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0),
-        torch.cat([nothing, *places]),
+        _flat(map(range, lengths)).unsqueeze(0),
+        _flat(places),
         _flat([response for _, response in pairs]),
         Segments(lengths),
     )
@@ -195,8 +199,8 @@ def _matrix(rows: Sequence[TokenIds]) -> tuple[Tensor, Tensor]:
     return tokens, real
 
 
-def _flat(rows: Sequence[TokenIds]) -> Tensor:
-    """Tokens of all rows, one after another."""
+def _flat(rows: Iterable[Sequence[int]]) -> Tensor:
+    """The numbers of all rows, one after another. Lists and ranges: a few tensor operations cost more than all this."""
     return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
 
 
@@ -204,7 +208,8 @@ def _lengths(rows: Sequence[TokenIds]) -> Tensor:
     return torch.tensor([len(row) for row in rows], dtype=torch.int64)
 
 
-def _move(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
+def _placed(batch: PaddedBatch, start: int, stop: int, device: torch.device) -> PaddedBatch:
+    """The batch on the device, as that of these samples."""
     attention, gather = batch.attention, batch.gather
     if isinstance(attention, SharedPrompt):
         attention = attrs.evolve(attention, mask=attention.mask.to(device))
@@ -212,6 +217,8 @@ def _move(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
         attention = attrs.evolve(attention, order=attention.order.to(device))
     return attrs.evolve(
         batch,
+        start=start,
+        stop=stop,
         input_ids=batch.input_ids.to(device),
         position_ids=batch.position_ids.to(device),
         places=batch.places.to(device),
