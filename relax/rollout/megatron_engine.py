@@ -19,7 +19,8 @@ from relax.rollout.engine import sample
 class MegatronEngine:
     """Reads the trainer's weights where they are: `update_weights` only remembers the model.
 
-    With several pipeline stages it fills a model with all layers instead, on every rank, and all ranks sample the same.
+    With several pipeline stages it fills a model with all layers instead, on every rank, and the ranks of a replica
+    sample the same.
     """
 
     def __init__(self, end_ids: Sequence[int]) -> None:
