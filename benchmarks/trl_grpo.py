@@ -7,13 +7,12 @@ own. The work: a Qwen3 of 4 layers x 128 (4 heads, 2 key-value heads, MLP 384), 
 (none ends early), one optimizer step on all 256 samples; new prompts at every step. Each side runs in a process of its
 own, the two take turns, and a side's time is that of its median step over all rounds. Both sample with a key-value
 cache, score, whiten in groups, and clip the ratio, the whole batch at once; TRL is given what speeds it up here: no
-checkpoints, no logging, no gradient checkpointing. Threads of both wait for work without spinning, as `relax` has them.
+checkpoints, no logging, no gradient checkpointing. Threads of both wait for work as torch has them wait, unless the environment says how.
 """
 
 import argparse
 import itertools
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -166,8 +165,7 @@ SIDES = {"relax": run_relax, "trl": run_trl}
 def measure(side: str, python: str, steps: int, prompt_tokens: int) -> list[float]:
     """Runs one side in a process of its own; the first two steps warm up and are dropped."""
     command = [python, __file__, "--side", side, "--steps", str(steps), "--prompt-tokens", str(prompt_tokens)]
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
     times: list[float] = json.loads(done.stdout.splitlines()[-1])
