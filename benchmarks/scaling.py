@@ -1,4 +1,9 @@
-"""Nanoseconds a token as the batch grows: flat lines are linear cost."""
+"""Nanoseconds a token as the batch grows: flat lines are linear cost.
+
+The last column is one product of two tensors: what new memory costs on this machine. Beyond the caches, and where the
+kernel hands out pages of 4 KiB, that grows more than anything here; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` asks for
+large ones.
+"""
 
 from collections.abc import Callable
 
@@ -24,6 +29,7 @@ def functions(batch: Batch) -> dict[str, Callable[[], Tensor]]:
         "gdpo": lambda: gdpo.advantages(gdpo.scores(batch.components, batch.groups), tokens).advantages,
         "group mean/std": lambda: broadcast(group_mean_std(scalar, batch.groups), tokens),
         "ppo_clip, f + b": lambda: gradient(loss, batch.new),
+        "torch: x * y": lambda: batch.rewards * batch.values,
     }
 
 
@@ -37,4 +43,4 @@ def show(sizes: list[int], rounds: int) -> None:
             print("".join(f"{name:>24}" for name in work))
         costs = (cost_of([call], rounds, memory=False)[0] for call in work.values())
         print(f"{batch.tokens.num_tokens:14,}", end="")
-        print("".join(f"{1e6 * cost.best / batch.tokens.num_tokens:24.1f}" for cost in costs), flush=True)
+        print("".join(f"{1e6 * cost.best / batch.tokens.num_tokens:24.2f}" for cost in costs), flush=True)
