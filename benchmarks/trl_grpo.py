@@ -7,7 +7,8 @@ own. The work: a Qwen3 of 4 layers x 128 (4 heads, 2 key-value heads, MLP 384), 
 (none ends early), one optimizer step on all 256 samples; new prompts at every step. Each side runs in a process of its
 own, the two take turns, and a side's time is that of its median step over all rounds. Both sample with a key-value
 cache, score, whiten in groups, and clip the ratio, the whole batch at once; TRL is given what speeds it up here: no
-checkpoints, no logging, no gradient checkpointing. Threads of both wait for work as torch has them wait, unless the environment says how.
+checkpoints, no logging, no gradient checkpointing. Threads of both wait for work as torch has them wait, unless the
+environment says how.
 """
 
 import argparse
