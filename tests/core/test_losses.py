@@ -288,3 +288,20 @@ def test_no_valid_token_anywhere_is_defined() -> None:
     tokens = masked([2, 0], [0, 0])
     for weights in (reducers.sample_mean(tokens), reducers.token_mean(tokens), reducers.constant_length(tokens, 5)):
         assert reducers.weighted_sum(f64([float("nan"), 1.0]), weights).item() == 0.0
+
+
+def test_a_bound_that_is_a_multiple_of_the_value_counts_as_clipped() -> None:
+    values, advantages = torch.tensor([0.4, 0.8, 0.9, 2.4]), torch.tensor([-1.0, -1.0, -1.0, 1.0])
+    inside, clipped = losses.clip_by_sign(values, advantages, 0.8, 1.2)
+    torch.testing.assert_close(inside, torch.tensor([0.8, 0.8, 0.9, 1.2]), rtol=0, atol=0)
+    assert clipped.tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_float32_advantages_do_not_narrow_float64_log_probs() -> None:
+    tokens = rc.Tokens.full([3])
+    log_probs, old = f64([-1.0, -2.0, -0.7]), f64([-1.1, -1.9, -0.7 + 1e-12])
+    narrow = torch.tensor([1.0, -2.0, 0.5])
+    found = losses.ppo_clip(log_probs, old, narrow, tokens, eps_clip=0.2)
+    expected = losses.ppo_clip(log_probs, old, narrow.double(), tokens, eps_clip=0.2)
+    assert found.loss.dtype == torch.float64
+    torch.testing.assert_close(found.loss, expected.loss, rtol=0, atol=0)
